@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm import ConfigError, Prompt
+from gym_rm.adapters.trl import RewardModelReward
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
@@ -260,3 +262,46 @@ def test_what_all_replies_share_is_shown_once():
     judge(model, comparisons="circular").score(rows, [Prompt((user("2 + 2?"),), "p")] * 2)
     assert model.conversations[0][:3] == rows[0][:3]
     assert set(model.pairs) == {("Yes", "No"), ("No", "Yes")}
+
+
+def test_trainers_without_ids_give_whole_groups():
+    reward = RewardModelReward(judge(GenRM(), comparisons="circular"))
+    assert reward(prompts=["2 + 2?"] * 3, completions=["a", "bb", "ccc"]) == [1.0, 2.0, 3.0]
+
+
+def test_groups_of_several_callers_are_never_merged():
+    batching = MicroBatchingScorer(judge(GenRM(), comparisons="circular"), max_wait=0.3)
+    first, second = batching.submit(group("a", "bb")), batching.submit(group("ccc", "dddd"))
+    assert first.result().rewards.tolist() == [1.0, 2.0]
+    assert second.result().rewards.tolist() == [3.0, 4.0]
+    batching.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"style": "rm-r1", "principle": "Be kind."}, "principle"),
+        ({"style": "genrm", "rubric": "Be kind."}, "rubric"),
+        ({"style": "genrm", "marked": False}, "marked"),
+        ({"style": "genrm", "list_size": 4}, "list_size"),
+        ({"style": None, "principle": "Be kind."}, "principle"),
+        ({"style": None, "criteria": "together"}, "criteria"),
+        ({"style": None, "mode": "listwise", "both_orders": True}, "both_orders"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options, name):
+    with pytest.raises(ConfigError, match=f"{name} has no effect"):
+        JudgeScorer(GenRM(), **options)
+
+
+def test_replies_that_are_tool_calls_are_shown():
+    model = GenRM()
+    calls = [[user("2 + 2?"), {**assistant(""), "tool_calls": [{"name": name}]}] for name in ("add", "sub")]
+    try_score(judge(model), calls)
+    assert '"add"' in model.pairs[0][0]
+
+
+def test_a_reference_without_text_is_no_opponent():
+    prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": text}) for text in (" ", "<think>4", None)]
+    scores = try_score(judge(GenRM(), against="reference"), group("a", "b", "c"), prompts)
+    assert scores.failed_rows == (0, 1, 2)

@@ -1,0 +1,160 @@
+"""Verdicts of public models: what is one, and what is none."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gym_rm import ConfigError
+from gym_rm.config import parse_settings
+from gym_rm.generation.chat import ChatReply
+from gym_rm.scorers.judge.forms import VerdictForm, read_verdict, tiebroken
+from gym_rm.scorers.judge.styles import Style
+from gym_rm.scorers.judge.verdicts import NoVerdict, read_criteria, read_scores
+
+CHOICE = {"form": "last", "pattern": r"\[\[([AB])\]\]", "values": {"A": 1, "B": 0}}
+POINTS = {"form": "last", "pattern": r"\[RESULT\] ([0-9])"}
+PAIR = {"form": "json_pair"}
+BOXED = {"form": "boxed_pair"}
+LIST = {"form": "json_scores", "name": "model-{number}"}
+ITEMS = {"form": "json_scores", "items": {"id": "trajectory_id", "score": "score"}}
+SIZES = {"last": 2, "json_pair": 2, "boxed_pair": 2, "json_scores": 2, "log_odds": 1}
+
+
+def read(form, text, **reply):
+    parsed = VerdictForm(**form)
+    size = 1 if form is POINTS else SIZES[parsed.form]
+    return read_verdict(ChatReply(text, finished=True, **reply), parsed, size=size, scale=(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "values"),
+    [
+        (PAIR, '{"score_1": 4, "score_2": 2, "ranking": 2}', (4, 2)),
+        (PAIR, 'They differ: {1, 2}.\n```json\n{"score_1": 4, "score_2": 2}\n```', (4, 2)),
+        (PAIR, '{"score_1": 3, "score_2": 3, "ranking": 1}', (5.5, 0.5)),
+        (PAIR, '{"score_1": "4", "score_2": 2.5}', (4, 2.5)),
+        (PAIR, '{"rubric": [{"score": 1}], "overall": {"score_1": 4, "score_2": 2, "ranking": 2}}', (4, 2)),
+        (PAIR, 'It says {"score_1": 5, "score_2": 1}.\n{"score_1": 1, "score_2": 5}', (1, 5)),
+        (
+            BOXED,
+            "Scores\n\\boxed{4, 2}\n[The End of Individual Scores]\n\\boxed{2}\n[The End of Ranking Score]",
+            (4, 2),
+        ),
+        (BOXED, "\\boxed{3, 3}\n\\boxed{6}", (0.5, 5.5)),
+        (CHOICE, "A is right. <answer>[[A]]</answer>", (1, 0)),
+        (CHOICE, "One could say [[A]].\nBut no:\n**[[B]]**", (0, 1)),
+        (POINTS, "Good. [RESULT] 4", (4,)),
+        (LIST, '{"scores": {"model-2": 2, "model-1": 4}, "best-to-worst": ["model-1", "model-2"]}', (4, 2)),
+        (ITEMS, '{"scores": [{"trajectory_id": "2", "score": 2}, {"trajectory_id": "1", "score": 1}]}', (1, 2)),
+    ],
+)
+def test_a_verdict_at_the_end_is_read(form, text, values):
+    assert read(form, text) == values
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (PAIR, ""),
+        (PAIR, '{"score_1": 4, "score_2": 2'),
+        (PAIR, '{"score_1": 4, "score_2": 2, "rubric": {"score_1": 1, "score_2": 5}'),
+        (PAIR, '{"score_1": 4}'),
+        (PAIR, '{"score_1": 1, "score_1": 5, "score_2": 3}'),
+        (PAIR, '[{"score_1": 5, "score_2": 1}, {"score_1": 1, "score_2": 5}]'),
+        (PAIR, '{"score_1": 5, "score_2": 1} But the first is wrong.'),
+        (PAIR, '{"score_1": NaN, "score_2": 1}'),
+        (PAIR, '{"score_1": true, "score_2": 1}'),
+        (PAIR, '{"score_1": 4, "score_2": 2, "ranking": 7}'),
+        (PAIR, '{"score_1": 5, "score_2": 1}\n{"score_1": bad}'),
+        (BOXED, "\\boxed{4}"),
+        (BOXED, "\\boxed{4, 3} is one; \\boxed{1, 5}"),
+        (BOXED, "\\boxed{9, 3}"),
+        (CHOICE, "<answer>[[A]]</answer> or <answer>[[B]]</answer>"),
+        (CHOICE, "[[A]] is better than [[B]]"),
+        (CHOICE, "The winner is not [[A]]"),
+        (CHOICE, "[[C]]"),
+        (CHOICE, "[[A]] It is short."),
+        (POINTS, "[RESULT] 9"),
+        (POINTS, "[RESULT] 1, I mean [RESULT] 5"),
+        (LIST, '{"scores": {"model-1": 4}}'),
+        (LIST, '{"scores": {"model-1": 4, "model-2": 2, "model-3": 1}}'),
+        (ITEMS, '{"scores": [{"trajectory_id": "1", "score": 1}, {"trajectory_id": "1", "score": 2}]}'),
+    ],
+)
+def test_anything_else_is_no_verdict(form, text):
+    with pytest.raises(NoVerdict):
+        read(form, text)
+
+
+def test_log_odds_are_those_of_the_last_word():
+    form = {"form": "log_odds", "answers": (" Yes", " No")}
+    tokens = ((" so", {" so": -0.1}), (" Yes", {" Yes": -0.1, " No": -2.1}), ("<|im_end|>", {}))
+    assert read(form, "so Yes", top_log_probs=tokens) == (2.0,)
+    assert read(form, "Yes", top_log_probs=((" Yes", {" Yes": -0.5}),)) == (49.5,)
+    for wrong in ((), tokens[:1], ((" so", {}), (" Yes", {}))):
+        with pytest.raises(NoVerdict):
+            read(form, "so", top_log_probs=wrong)
+
+
+def test_the_tiebreaker_moves_only_equal_scores():
+    assert tiebroken(4, 3, 6) == (4, 3)
+    assert tiebroken(3, 3, None) == (3, 3)
+    assert tiebroken(3, 3, 4) == (2.5, 3.5)
+
+
+@settings(max_examples=200)
+@given(st.text(st.sampled_from('{}[]",:0123456789score_1\\boxed\n `AB'), max_size=80))
+def test_no_text_gives_a_number_off_the_scale_or_another_error(text):
+    for form in (PAIR, BOXED, CHOICE, LIST):
+        try:
+            values = read(form, text)
+        except NoVerdict:
+            continue
+        assert all(math.isfinite(value) and -2 <= value <= 8 for value in values)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        'Scores X: {"2": 3, "1": 7}',
+        'Scores X:\n```json\n{\n "1": 7,\n "2": "3"\n}\n```',
+        '**Scores X**: {"1": 7, "2": 3}',
+    ],
+)
+def test_a_list_may_have_any_order_and_several_lines(answer):
+    assert read_scores(answer, size=2, scale=(1, 10), mark="X") == (7, 3)
+
+
+@pytest.mark.parametrize("answer", ['{"1": true, "2": "No."}', '{"2": "no", "1": "YES"}'])
+def test_criteria_take_booleans_and_spellings(answer):
+    assert read_criteria(f"Verdicts X: {answer}", [("no", "yes")] * 2, mark="X") == (1, 0)
+
+
+def test_a_repeated_instruction_is_no_verdict_and_does_not_hide_one():
+    form = 'Verdicts X: {"1": answer, "2": answer}'
+    assert read_criteria(f'{form}\nVerdicts X: {{"1": "no", "2": "yes"}}', [("no", "yes")] * 2, mark="X") == (0, 1)
+    with pytest.raises(NoVerdict, match="no verdict"):
+        read_criteria(form, [("no", "yes")] * 2, mark="X")
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        ("score", {"verdict": {"form": "json_pair"}}),
+        ("pairwise", {"verdict": {"form": "boxed"}}),
+        ("pairwise", {"verdict": {"form": "last", "pattern": "(.)"}}),
+        ("score", {"verdict": {"form": "last", "pattern": "("}}),
+        ("score", {"verdict": {"form": "last", "pattern": "A"}}),
+        ("pairwise", {"verdict": {**CHOICE, "values": {"A": 7}}}),
+        ("listwise", {"verdict": {"form": "json_scores", "items": {}}}),
+        ("listwise", {"verdict": {"form": "json_scores", "name": "{foo}"}}),
+        ("score", {"scale": (5, 1)}),
+        ("score", {"messages": []}),
+    ],
+)
+def test_a_style_that_cannot_be_read_is_refused(mode, change):
+    right = {"messages": [{"role": "user", "content": "{{ reply }}"}], "verdict": POINTS, "scale": (0, 9)}
+    with pytest.raises(ConfigError):
+        parse_settings(Style, {"about": "mine", "source": "here", "modes": {mode: right | change}})
