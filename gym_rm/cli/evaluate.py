@@ -77,9 +77,7 @@ def evaluate(
     on_error: Annotated[
         Literal["stop", "skip"], typer.Option(help="If a row of a file is malformed: stop, or count it and continue.")
     ] = "stop",
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Most rows of each file, or of a benchmark: a random sample.")
-    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Most rows of a file, by a random sample.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
     batch_size: BatchSize = 128,
     threads: Threads = None,
@@ -198,11 +196,10 @@ def _print_results(results: Results) -> None:
             console.print(console_table(table))
         for note in notes(each):
             console.print(Text(f"- {visible(note)}"))
-    tables = benchmark_tables(results.benchmarks)
-    for table in tables:
+    for table in benchmark_tables(results.benchmarks):
         console.print(console_table(table))
-    for note in (note for table in tables for note in table.notes):
-        console.print(Text(f"- {note}"))
+        for note in table.notes:
+            console.print(Text(f"- {note}"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,11 +200,10 @@ def _drawn(scores: ReplyScores, rows: tuple[AuditRow, ...]) -> list[int]:
 
     row = draw(1)[0]  # one changed reply, which is needed anyway, shows what a reply costs
     scores.of([(row, text) for text in PERTURBATIONS[0].apply(ReplyToChange(rows[row].good[0]))])
-    if scores.max_calls is None and scores.is_judge:
-        scores.max_calls = JUDGE_CALLS
-    if scores.max_calls is None:
+    if scores.max_calls is None and not scores.is_judge:
         return draw(len(rows))
-    cost, fewest, most = max(1, scores.calls), min(FEWEST, len(rows)), scores.max_calls
+    scores.max_calls = most = scores.max_calls or JUDGE_CALLS
+    cost, fewest = max(1, scores.calls), min(FEWEST, len(rows))
     if (smallest := cost * most_replies(fewest)) > most:
         raise ConfigError(
             f"max_calls: an audit of {fewest} rows, the smallest, takes {smallest:,} calls of the model, {cost} for a "

@@ -39,12 +39,9 @@ class JudgeRecord:
 
     @classmethod
     def of(cls, infos: Mapping[str, NDArray[Any]], rows: slice, *, seconds: float) -> JudgeRecord | None:
-        """Return the record of some rows of a call that took these seconds; None if no judge was asked.
-
-        What was asked is counted in the parts of a combined scorer too, whose infos are `"part/judge_questions"`.
-        """
+        """Return the record of some rows of a call that took these seconds; None if no judge was asked."""
         found: dict[str, list[NDArray[np.float64]]] = {}
-        for key, info in infos.items():
+        for key, info in infos.items():  # what was asked is also counted in the parts of a combined scorer
             if key in _MEANS or key.rpartition("/")[2] in _TOTALS:
                 found.setdefault(key.rpartition("/")[2], []).append(np.asarray(info, dtype=np.float64))
         if "judge_questions" not in found:
@@ -88,8 +85,7 @@ class JudgeReport:
         if self.refused.value > MANY_REFUSALS:
             sentences.append(f"It gave no verdict on {self.refused.value:.1%} of {self.num_questions:,} questions.")
         if first is not None and abs(first.value - 0.5) > PLACE_BIAS and not first.low <= 0.5 <= first.high:
-            place = "first" if first.value > 0.5 else "last"
-            sentences.append(f"It prefers the reply shown {place}: {first.value:.0%} of its choices are the first one.")
+            sentences.append(f"{first.value:.0%} of its choices are the reply that it was shown first.")
         if kept is not None and kept.value < FEW_KEPT:
             sentences.append(f"Only {kept.value:.0%} of its comparisons keep their verdict in the other order.")
         return sentences

@@ -67,8 +67,7 @@ class RowScores:
         entry: dict[str, Any] = {"where": self.where, "rewards": rewards}
         if any(self.errors):
             entry["errors"] = self.errors
-        if self.truncated:
-            entry["truncated"] = self.truncated
+        entry |= {"truncated": self.truncated} if self.truncated else {}
         if self.judge is not None:
             numbers = dataclasses.asdict(self.judge).items()
             entry["judge"] = {name: value for name, value in numbers if math.isfinite(value)}

@@ -91,9 +91,7 @@ def test_a_benchmark_of_a_judge_continues_where_it_stopped(judge, tmp_path):
 def test_two_judges_are_named_in_the_notes_of_a_benchmark(judge, tmp_path):
     rows = write(tmp_path / "rows.jsonl", [{**row, "response_A": "a secret"} for row in BENCH[:1]] + BENCH[1:])
     command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument, "--against"]
-    shown = run(
-        *command, judge.argument.replace('"against": "group"', '"both_orders": true, "against": "group"'), code=3
-    )
+    shown = run(*command, judge.argument.replace('"against"', '"both_orders": true, "against"'), code=3)
     assert " (2): It gave no verdict on 12.5% of 16 questions." in shown.stdout.replace("\n", " ")
 
 

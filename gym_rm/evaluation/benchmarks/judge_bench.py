@@ -1,8 +1,9 @@
 """JudgeBench: pairs of replies to hard questions (Tan et al., arXiv 2410.12784).
 
 A row has `question`, `response_A`, `response_B`, `label` (`"A>B"` or `"B>A"`) and `source`. A pair is right if the
-better reply has the higher score; a reward model judges both orders of a pair alike. The total is the share of right
-pairs over all sources.
+better reply has the higher score; a reward model judges both orders of a pair alike. A judge that compares is asked in
+both, and has a tie if its verdict changes (JudgeBench also takes a verdict and a tie as right). The total is the share
+of right pairs over all sources.
 """
 
 from __future__ import annotations
