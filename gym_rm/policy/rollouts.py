@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class RolloutTurn:
         completion: what it replied.
         reward: reward of this reply: 0 if it was not scored, NaN if its score is missing.
         reply: the whole reply, as the environment got it: with the tag of its thinking that the template wrote.
-        thinking_tokens: sampled tokens that are not of the answer; 0 for a reply without thinking.
+        thinking_tokens: sampled tokens before the answer; 0 for a reply without thinking.
     """
 
     prompt: TokenIds
@@ -98,7 +99,7 @@ class Rollout:
 
     @property
     def thinking_tokens(self) -> int:
-        """Number of sampled tokens that are not of answers; 0 for replies without thinking."""
+        """Number of sampled tokens before answers; 0 for replies without thinking."""
         return sum(turn.thinking_tokens for turn in self.turns)
 
     @property
@@ -255,9 +256,16 @@ class RolloutBatch:
         self.playing &= ~(terminations | truncations)
 
     def _thinking_tokens(self, reply: str, completion: Completion) -> int:
+        """Return the number of sampled tokens before the answer, or before its last part."""
         thinking, answer = THINKING.split({"content": reply})
-        of_answer = len(self._tokenizer.encode(answer or "", add_special_tokens=False))
-        return max(0, len(completion.token_ids) - of_answer) if thinking else 0
+        ids, said, decode = completion.token_ids, (answer or "")[::-1], self._tokenizer.decode
+        if not thinking or not said:
+            return len(ids) if thinking else 0
+        ids = ids[: len(ids) - completion.finished]
+        backwards = zip(said, reply.rstrip()[::-1], strict=False)
+        last = next((k for k, (one, other) in enumerate(backwards) if one != other), len(said))
+        length = last + len(reply) - len(reply.rstrip())
+        return len(ids) - bisect.bisect_left(range(len(ids)), length, key=lambda k: len(decode(ids[len(ids) - k :])))
 
     def rollouts(self) -> list[Rollout]:
         """Return the rollouts of the episodes that have ended."""

@@ -40,6 +40,15 @@ def test_a_completion_without_a_score_is_none(embedded_scorer):
     assert rewards[1:] == [None, None, None]
 
 
+def test_completions_that_begin_inside_of_the_thinking_are_read():
+    reward = RewardModelReward(kind="math", thinking="opened")
+    texts = ["It is 5.</think>It is 4.", "It is 4, so"]
+    fields = [{"content": "It is 4.", "reasoning_content": "5?"}, {"content": "", "reasoning_content": "It is 4."}]
+    messages = [[{"role": "assistant", **each}] for each in fields]
+    rewards = reward(prompts=["2 + 2?"] * 4, completions=[*texts, *messages], answer=["4"] * 4)
+    assert rewards == [1.0, 0.0, 1.0, 0.0]
+
+
 def test_on_unscored_raise_raises_an_error(recorder):
     with pytest.raises(ScoringError):
         RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])

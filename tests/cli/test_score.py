@@ -32,6 +32,16 @@ def test_invalid_arguments_exit_with_code_2(tmp_path, arguments, message):
     assert message in run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=2).stderr
 
 
+def test_answers_are_scored_without_their_thinking(tmp_path):
+    rows = [
+        {"prompt": "Half of 9?", "response": reply, "answer": "4.5"} for reply in ("It is 4.</think>It is 4.5.", "4.5")
+    ]
+    source = write(tmp_path / "in.jsonl", rows)
+    options = ("--option", "thinking=opened", "--option", "judged=answer")
+    output = run(source, "--reward-model", '{"kind": "math"}', *options).stdout
+    assert [json.loads(line)["score"] for line in output.splitlines()] == [1.0, 0.0]
+
+
 def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: seen.append((args, options)) or LengthScorer())

@@ -1,5 +1,6 @@
 """Chat models at a URL: real servers that are busy, slow, wrong or dead."""
 
+import json
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from reward_servers import serve
 
 from gym_rm import ConfigError
 from gym_rm.generation.chat import load_chat_model
-from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel
+from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel, _read_reply
 
 BUSY = (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.1"})
 
@@ -113,6 +114,16 @@ def test_a_reply_that_was_cut_is_unfinished_and_reasoning_is_left_out(app):
         ("", False),
         ("", False),
     ]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_server_can_put_the_reasoning_into_a_field(field):
+    bodies = [
+        {"choices": [{"message": {"content": content, field: "Score: 3"}, "finish_reason": "stop"}]}
+        for content in ("It is 4.", None)
+    ]
+    replies = [_read_reply(json.dumps(body).encode()) for body in bodies]
+    assert [(reply.text, reply.finished) for reply in replies] == [("It is 4.", True), ("", False)]
 
 
 def test_a_withheld_reply_is_an_error(app):

@@ -15,13 +15,15 @@ from gym_rm.errors import ConfigError
 from gym_rm.policy.advantages import flat_groups
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.phase_timer import PhaseTimer
+from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import Samples
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.runs import read_run
 from gym_rm.scorer import load_scorer
 from gym_rm.types import Prompt
-from tests import chain_models
+from tests import chain_models, tiny_models
+from tests.chain_models import END
 from tests.policy import policy_runs
 from tests.policy.policy_runs import settings_of, train
 
@@ -87,6 +89,38 @@ def test_every_turn_learns_exactly_what_was_sampled(template, tmp_path):
     assert metrics["importance_capped"] == 0
     assert metrics["importance_mean"] == pytest.approx(1, abs=1e-4)
     assert len(advantages) == 16
+
+
+def test_an_environment_gets_the_tag_that_the_template_opened(tmp_path):
+    chain = {"\n": [" 3?"], " 3?": [" 4?", "</think>"], " 4?": [" 3?"], "</think>": [" It is 4."], " It is 4.": [END]}
+    template = tiny_models.CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+    policy = chain_models.save_chain(tmp_path / "policy", chain, chat_template=template)
+    prompts = [replace(prompt, answer="4") for prompt in PROMPTS]
+    options = ("sampling.max_new_tokens=6", "env.max_turns=2", f"policy.model={policy}")
+    run = Run(tmp_path, *options, scorer={"kind": "math"}, prompts=prompts)
+    rollouts = run.step()
+    tokenizer = run.learner.start.tokenizer
+    for rollout in rollouts:
+        said = [message["content"] for message in rollout.conversation if message["role"] == "assistant"]
+        assert said == [turn.reply for turn in rollout.turns]
+        for turn in rollout.turns:
+            sampled = tokenizer.decode(turn.completion.token_ids).removesuffix(END)
+            assert turn.reply == "<think>\n" + sampled
+            of_answer = 2 if turn.completion.finished else 0  # with the end token
+            assert turn.thinking_tokens == len(turn.completion.token_ids) - of_answer
+            assert turn.reward == turn.completion.finished
+        assert rollout.right == rollout.turns[-1].completion.finished
+    assert 0 < sum(rollout.finished for rollout in rollouts) < len(rollouts)
+    metrics = rollout_metrics(rollouts)
+    assert metrics["thinking_tokens"] + metrics["answer_tokens"] == metrics["completion_tokens"]
+    assert metrics["accuracy"] == np.mean([rollout.right for rollout in rollouts])
+    assert run.learn(rollouts)[1]["importance_mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_replies_without_thinking_have_no_metrics_of_it(tmp_path):
+    rollouts = Run(tmp_path).step()
+    assert rollouts[0].reply == rollouts[0].turns[0].completion.text
+    assert not rollout_metrics(rollouts).keys() & {"thinking_tokens", "answer_tokens"}
 
 
 @pytest.mark.parametrize("reward_on", ["turn", "end"])

@@ -144,3 +144,16 @@ def test_the_reference_can_come_from_the_row_of_data(causal):
     assert scorer.score(FIRST, prompts).rewards.tolist() == plain.score(FIRST).rewards.tolist()
     with pytest.raises(ScoringError, match="row 1: the reference has no reply for this prompt"):
         scorer.score(FIRST, [prompts[0], None])
+
+
+def test_replies_are_compared_without_their_thinking(causal):
+    scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "judged": "answer", "unfinished": -3.0})
+    plain = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
+    asked, thinking = FIRST[0][0], FIRST[0][-1]["content"]
+    rows = [[asked, {"role": "assistant", "content": each}] for each in (f"<think>Hm</think>{thinking}", "<think>Hm")]
+    scores = scorer.score([*rows, SECOND[0]])
+    expected = plain.score([FIRST[0], SECOND[0]]).rewards
+    assert scores.rewards.tolist() == [expected[0], -3.0, expected[1]]
+    with pytest.raises(ScoringError, match=r"1 of 2.*row 1: the thinking of the reply has not ended") as caught:
+        scorer.score_pairs(rows, [SECOND[0], SECOND[0]])
+    assert caught.value.scores.rewards[0] == plain.score_pairs(FIRST[:1], SECOND[:1]).rewards[0]

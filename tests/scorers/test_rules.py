@@ -48,6 +48,33 @@ def test_formats(name, reply, expected):
     assert value(FormatScorer(format=name), reply) == expected
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("a\nb</think>\n<answer>18</answer>", 1.0),
+        ("<think>a</think>\n<answer>18</answer>", 1.0),  # as agents give it
+        ("a\n<answer>18</answer>", 0.0),
+        ("a<think>b</think>\n<answer>18</answer>", 0.0),
+    ],
+)
+def test_a_tag_that_the_template_opened_is_taken_as_written(reply, expected):
+    assert value(FormatScorer(format="think_answer", thinking="opened"), reply) == expected
+
+
+def test_a_closing_tag_alone_is_no_format():
+    assert value(FormatScorer(format="think_answer"), "a</think>\n<answer>18</answer>") == 0.0
+
+
+def test_rules_judge_the_answer_alone_and_give_their_lowest_value_without_one():
+    rules = [
+        FormatScorer(pattern=r"\d+", judged="answer"),
+        LengthScorer(max_length=10, judged="answer"),
+        RepetitionScorer(size=1, judged="answer"),
+    ]
+    assert [value(rule, "<think>a a a a a a</think>18") for rule in rules] == [1.0, 0.0, 0.0]
+    assert [value(rule, "<think>18") for rule in rules] == [0.0, -1.0, -1.0]
+
+
 def test_a_pattern_matches_the_whole_reply():
     rule = FormatScorer(pattern=r"It is \d+\.")
     assert [value(rule, reply) for reply in ("It is 18.", "It is 18. Yes", "18")] == [1.0, 0.0, 0.0]

@@ -56,6 +56,11 @@ def test_every_value_is_a_result_that_an_environment_accepts(interpreter):
     assert "more characters" in chat(interpreter, "<code>'x' * 10 ** 6</code>")[0]
 
 
+def test_code_in_thinking_is_not_executed(interpreter):
+    assert chat(interpreter, "<think><code>1 / 0</code></think><code>2</code>") == ["<result>2</result>"]
+    assert interpreter.blocks_of("<think><code>1 / 0</code>") == []
+
+
 def test_math_with_tools_needs_only_the_responder(interpreter):
     def right(conversations, prompts):
         return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]

@@ -78,6 +78,26 @@ def test_all_canonical_solutions_pass_and_bodies_that_return_none_fail(scorer):
     assert 1.0 not in wrong.rewards.tolist()
 
 
+def test_code_in_thinking_does_not_count():
+    right, prompt = "```python\ndef double(x):\n    return 2 * x\n```", Prompt((user("?"),), "p", metadata=DOUBLE)
+    replies = [
+        f"<think>\n{right}",
+        f"<think>\n{right}\n</think>1",
+        f"```python\nno\n```\n</think>{right}",
+        f"So\n{right}",
+    ]
+    rows = [[user("?"), assistant(reply)] for reply in replies]
+    found = {}
+    for options in ({}, {"thinking": "opened"}, {"judged": "all"}):
+        with open_scorer("auto", **options) as scorer:
+            found[str(options)] = scorer.score(rows, [prompt] * 4).infos["verdict"].tolist()
+    assert list(found.values()) == [
+        ["no_code", "exception", "passed", "passed"],
+        ["no_code", "exception", "passed", "no_code"],
+        ["passed", "passed", "exception", "passed"],
+    ]
+
+
 @pytest.mark.slow
 def test_mutants_pass_only_if_the_plain_tests_pass():
     prompts = humaneval()

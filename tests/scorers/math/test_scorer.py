@@ -52,6 +52,23 @@ def test_verdicts_and_answers_are_in_the_infos():
     assert scores.infos["extracted_answer"].tolist()[:3] == ["4", "5", None]
 
 
+def test_thinking_is_not_graded():
+    replies = ("<think>5</think>It is 4", "5</think>It is 4", "<think>It is 4", "<think>It is 4</think>", "4 `<think>`")
+    pairs = [("4", reply) for reply in replies]
+    assert verdicts(MathScorer(), *pairs) == ["right", "right", "no_answer", "no_answer", "right"]
+    assert verdicts(MathScorer(judged="all"), *pairs)[2] == "right"
+    tags = {"tags": ["<plan>", "</plan>"], "opened": True}
+    assert verdicts(MathScorer(thinking=tags), ("4", "5</plan>4"), ("4", "4")) == ["right", "no_answer"]
+
+
+def test_thinking_in_a_field_is_not_graded():
+    fields = [{"content": "4"}, {"content": ""}, {"content": None}]
+    turns = [{"role": "assistant", **each, "reasoning_content": "It is 5, no 4"} for each in fields]
+    prompt = Prompt((user("?"),), "p", answer="4")
+    scores = MathScorer(thinking="opened").score([[user("?"), turn] for turn in turns], [prompt] * 3)
+    assert scores.infos["verdict"].tolist() == ["right", "no_answer", "no_answer"]
+
+
 def test_only_the_last_assistant_turn_is_graded():
     conversation = [
         user("?"),

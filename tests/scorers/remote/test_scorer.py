@@ -55,6 +55,17 @@ def test_a_conversation_that_cannot_be_sent_fails_alone(url, bad):
     assert raised.value.rows == (1,)
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_thinking_is_not_sent(app, url, awaited):
+    given = [[user("x"), assistant(text)] for text in ("<think>ab</think>four", "<think>ab", "five")]
+    with scorer_at(url, judged="answer", unfinished=-7.0) as scorer:
+        scores = asyncio.run(scorer.score_async(given)) if awaited else scorer.score(given)
+    expected = rewards([[user("x"), assistant(text)] for text in ("four", "five")])
+    assert scores.rewards.tolist() == [expected[0], -7.0, expected[1]]
+    assert scores.infos["thinking_characters"][:2].tolist() == [2, 2]
+    assert scores.provenance.settings["judged"] == "answer"
+
+
 def test_requests_keep_the_limits_of_the_server(app, url):
     app.limits.update(max_body_bytes=2000, max_conversations=7)
     given = conversations(50)
