@@ -65,19 +65,30 @@ class ChatModel(Protocol):
         ...
 
 
-class LocalChatOptions(Config):
-    """Options of a chat model in this process."""
+class ChatOptions(Config):
+    """Options of every chat model."""
 
     temperature: Finite = pydantic.Field(default=0.0, ge=0)
     """Sampling temperature; 0 takes the most likely token."""
     max_new_tokens: PositiveInt = 1024
     """Most tokens in a reply, with its reasoning."""
+    top_logprobs: NonNegativeInt = 0
+    """Number of most likely tokens whose log-probabilities are told for the last tokens of a reply."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that change replies, for `Provenance`."""
+        told = {"top_logprobs": self.top_logprobs} if self.top_logprobs else {}
+        return {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, **told}
+
+
+class LocalChatOptions(ChatOptions):
+    """Options of a chat model in this process."""
+
     max_length: PositiveInt | None = None
     """Most tokens of a conversation; None for the model's positions less `max_new_tokens`."""
     max_num_seqs: PositiveInt = 32
     """Number of replies written at a time."""
-    top_logprobs: NonNegativeInt = 0
-    """Number of most likely tokens whose log-probabilities are told for the last tokens of a reply."""
     dtype: Any = "auto"
     """`"auto"`, `"float32"`, `"bfloat16"` or `"float16"`; `"auto"` is the checkpoint's own on a GPU, else float32."""
     device: Any = "auto"
@@ -90,17 +101,13 @@ class LocalChatOptions(Config):
     """Extra variables for the chat template (`enable_thinking=False`, ...)."""
 
 
-class RemoteChatOptions(Config):
+class RemoteChatOptions(ChatOptions):
     """Options of a chat model behind a server."""
 
     name: str | None = None
     """Name of the served model; None asks the server, which must serve one."""
     key: str | None = pydantic.Field(default=None, repr=False)
     """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
-    temperature: Finite = pydantic.Field(default=0.0, ge=0)
-    """Sampling temperature."""
-    max_new_tokens: PositiveInt = 1024
-    """Most tokens in a reply, with its reasoning."""
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
     """Seconds after which a call without a deadline of its own gives up, with all its retries."""
     attempt_timeout: Finite | None = pydantic.Field(default=None, gt=0)
@@ -110,8 +117,6 @@ class RemoteChatOptions(Config):
     wait (`Retry-After`) is asked again then, until the time is over."""
     max_connections: PositiveInt = 32
     """Most requests at the same time."""
-    top_logprobs: NonNegativeInt = 0
-    """Number of most likely tokens whose log-probabilities are asked for."""
     system_role: Flag = True
     """Whether the model has a system role; otherwise a system message becomes the start of the next one."""
     tokenizer: Any = None

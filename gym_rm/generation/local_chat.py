@@ -99,7 +99,7 @@ class LocalChatModel(NeverCopied):
             template_hash=self._renderer.template_hash,
             dtype=str(self.model.dtype).removeprefix("torch."),
             device=str(self._device),
-            settings={"temperature": self.options.temperature, "max_new_tokens": self.options.max_new_tokens},
+            settings=self.options.settings,
         )
 
     def reply(

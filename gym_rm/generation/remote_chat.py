@@ -71,9 +71,9 @@ class RemoteChatModel(NeverCopied):
     @property
     def provenance(self) -> Provenance:
         """How replies are made."""
-        options = self.options
-        settings = {"url": self.url, "temperature": options.temperature, "max_new_tokens": options.max_new_tokens}
-        return Provenance(type(self).__name__, self._served or self.url, settings=settings | dict(options.extra))
+        settings = {"url": self.url, **self.options.settings, **self.options.extra}
+        settings |= {} if self.options.system_role else {"system_role": False}
+        return Provenance(type(self).__name__, self._served or self.url, settings=settings)
 
     def reply(
         self, conversations: Sequence[Conversation], *, seeds: Sequence[int], deadline: float = math.inf

@@ -40,8 +40,9 @@ class JudgeScorer(NeverCopied):
     """Scores replies by the verdicts of a chat model.
 
     What is judged is data: it is fenced by lines with a mark that no judged text contains, and the judge must write
-    this mark beside its verdict. An answer without one clear verdict is asked for again, and is an error in the end,
-    never a number. A comparison without a verdict is left out. Equal rows of a call get one verdict.
+    this mark beside its verdict. A `style` has neither fences nor marks, as its model was trained. An answer without
+    one clear verdict is asked for again, and is an error in the end, never a number. A comparison without a verdict is
+    left out. Equal rows of a call get one verdict.
 
     The rewards of `mode="pairwise"` with `against="group"` and of `mode="listwise"` say how good a reply is beside the
     others of its group: pass whole groups (`group_size`), and use advantages within groups (`grpo`, `leave_one_out`).
