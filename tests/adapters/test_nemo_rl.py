@@ -4,6 +4,7 @@ from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
+from gym_rm.data.prompts import name_of
 
 RECIPE = {  # section reward_model of NeMo RL's grpo_rm_1B.yaml
     "enabled": True,
@@ -151,7 +152,9 @@ def test_the_metadata_of_each_log_reaches_a_verifier(verifying, verifier, key):
     assert [prompt.answer for prompt in verifier.prompts] == ["4", "6", "a"]
     asked = [chat("2 + 2?"), chat("3 + 3?"), chat("q", "a", "sure?")]
     assert [prompt.messages for prompt in verifier.prompts] == [tuple(messages) for messages in asked]
-    assert [prompt.prompt_id for prompt in verifier.prompts] == ["0", "b", "2"]
+    first, second, third = [prompt.prompt_id for prompt in verifier.prompts]
+    assert second == "b"
+    assert first == name_of(tuple(chat("2 + 2?"))) != third
     assert verifier.prompts[0].metadata["level"] == "easy"
 
 
