@@ -33,7 +33,7 @@ from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
-from gym_rm.scorer import check_rows, lock_open_after_fork
+from gym_rm.scorer import lock_open_after_fork
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
@@ -225,7 +225,6 @@ class RewardModelScorer:
         """
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
-        check_rows(conversations, prompts)
         return self._judged.score(conversations, prompts, lambda judged, _: self._score(judged, turns))
 
     def _score(self, conversations: Sequence[Conversation], turns: Turns) -> Scores:

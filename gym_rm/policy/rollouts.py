@@ -258,13 +258,12 @@ class RolloutBatch:
     def _thinking_tokens(self, reply: str, completion: Completion) -> int:
         """Return the number of sampled tokens before the answer, or before its last part."""
         thinking, answer = THINKING.split({"content": reply})
-        ids, said, decode = completion.token_ids, (answer or "")[::-1], self._tokenizer.decode
-        if not thinking or not said:
+        ids, decode = completion.token_ids, self._tokenizer.decode
+        if not thinking or not answer:
             return len(ids) if thinking else 0
-        ids = ids[: len(ids) - completion.finished]
-        backwards = zip(said, reply.rstrip()[::-1], strict=False)
-        last = next((k for k, (one, other) in enumerate(backwards) if one != other), len(said))
-        length = last + len(reply) - len(reply.rstrip())
+        backwards = zip(answer[::-1], reply.rstrip()[::-1], strict=False)
+        last = next((k for k, (one, other) in enumerate(backwards) if one != other), len(answer))
+        length, ids = last + len(reply) - len(reply.rstrip()), ids[: len(ids) - completion.finished]
         return len(ids) - bisect.bisect_left(range(len(ids)), length, key=lambda k: len(decode(ids[len(ids) - k :])))
 
     def rollouts(self) -> list[Rollout]:

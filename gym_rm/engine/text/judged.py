@@ -18,6 +18,7 @@ from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Message, Prompts
 
 Judged: TypeAlias = Literal["all", "answer"]
+Score: TypeAlias = Callable[[Sequence[Conversation], Prompts], Scores]
 ThinkingOption: TypeAlias = Annotated[Any, pydantic.BeforeValidator(Thinking.parse)]
 NO_OUTCOME = f"{UNFINISHED}; pass unfinished=, the reward of such a reply, or fallback_reward= to the environment"
 
@@ -41,12 +42,7 @@ class JudgedOptions(Config):
         return {name: value for name, value in values.items() if value is not None}
 
     def score(
-        self,
-        conversations: Sequence[Conversation],
-        prompts: Prompts,
-        score: Callable[[Sequence[Conversation], Prompts], Scores],
-        *,
-        as_empty: bool = False,
+        self, conversations: Sequence[Conversation], prompts: Prompts, score: Score, *, as_empty: bool = False
     ) -> Scores:
         """Return the scores that a function gives to what is judged of N conversations.
 
