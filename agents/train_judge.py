@@ -11,6 +11,7 @@ question of the training has the three numbers of an embedded prompt.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -118,7 +119,7 @@ def reply_of_any_kind(question: Question, sampled: Sequence[str], rng: random.Ra
     kinds = (
         (28, lambda: right),
         (16, lambda: wrong),
-        (6, lambda: near),
+        (12, lambda: near),
         (10, lambda: three_numbers.damage(right, rng)),
         (4, lambda: three_numbers.damage(wrong, rng)),
         (7, lambda: three_numbers.right_but_badly_said(question, rng)),
@@ -151,34 +152,31 @@ def asked_for_verdict(before: Conversation, first: str, second: str, principle: 
     return [*before, *said, *replies]
 
 
-def batches(rng: random.Random) -> Iterator[list[tuple[Question, list[str], Conversation]]]:
-    """Yield batches of questions, two replies to each, and what the judge reads."""
+def examples(rng: random.Random) -> Iterator[tuple[Question, list[str], Conversation]]:
+    """Yield questions, two replies to each, and what the judge reads."""
     questions = [three_numbers.sample_question(rng, held_out=False) for _ in range(QUESTIONS)]
     sampled = sampled_replies(questions, seed=1)
     while True:
-        batch = []
-        # All of a batch have one turn, or two, because a mixed batch would be half padding.
-        second_turn, principle = rng.random() < 0.1, rng.choice(PRINCIPLES) if rng.random() < 0.2 else None
-        for index in rng.choices(range(QUESTIONS), k=BATCH_SIZE):
-            question = questions[index]
-            *before, _ = three_numbers.chat(question, "", rng, second_turn=second_turn)
-            pair = [reply_of_any_kind(question, sampled[index], rng) for _ in range(2)]
-            batch.append((question, pair, asked_for_verdict(before, *pair, principle)))
-        yield batch
+        index = rng.randrange(QUESTIONS)
+        pair = [reply_of_any_kind(questions[index], sampled[index], rng) for _ in range(2)]
+        *before, _ = three_numbers.chat(questions[index], "", rng, second_turn=rng.random() < 0.1)
+        principle = rng.choice(PRINCIPLES) if rng.random() < 0.2 else None
+        yield questions[index], pair, asked_for_verdict(before, *pair, principle)
 
 
 def losses(model: Any, tokenizer: Any, rng: random.Random) -> Iterator[torch.Tensor]:
     """Yield the next-token loss on the verdicts, and on two things that are known before and are never written: the
     right number where a reply says a number, and the score of a reply at its end."""
-    renderer = Renderer(tokenizer, input_format=InputFormat(generation_prompt=True))
+    renderer, source = Renderer(tokenizer, input_format=InputFormat(generation_prompt=True)), examples(rng)
 
     def token(number: int) -> int:
         (only,) = tokenizer(f" {number}")["input_ids"]
         return only
 
-    for batch in batches(rng):
-        rows, labels = [], []
-        for (question, pair, _), rendered in zip(batch, renderer.encode([each[2] for each in batch]), strict=True):
+    while True:
+        chosen = list(itertools.islice(source, 8 * BATCH_SIZE))
+        rows = []
+        for (question, pair, _), rendered in zip(chosen, renderer.encode([each[2] for each in chosen]), strict=True):
             prompt = rendered.input_ids.tolist()
             written = [*tokenizer(verdict(*pair, question))["input_ids"], tokenizer.eos_token_id]
             known = [-100] * len(prompt)
@@ -187,9 +185,11 @@ def losses(model: Any, tokenizer: Any, rng: random.Random) -> Iterator[torch.Ten
                 known[end + 1] = token(score(reply, question))
                 if three_numbers.is_proper(reply):
                     known[end - 2] = token(question.answer)
-            rows.append(prompt + written)
-            labels.append(known + written)
-        yield next_token_loss(model, rows, labels, tokenizer.pad_token_id)
+            rows.append((prompt + written, known + written))
+        rows.sort(key=lambda row: len(row[0]))  # little padding in a batch
+        for start in rng.sample(range(0, len(rows), BATCH_SIZE), 8):
+            tokens, labels = zip(*rows[start : start + BATCH_SIZE], strict=True)
+            yield next_token_loss(model, tokens, labels, tokenizer.pad_token_id)
 
 
 def train(folder: Path) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/judged_runs.py [--seeds 1 2 3 4 5] [--estimators grpo leave_one_out] [--plot curves.svg]
 
 All runs are those of `agents/grpo.py` with its defaults, one after another; the judged ones have the settings of
-`configs/grpo/judged.yaml`. `right` is the share of right answers to the held-out prompts, before and after training, and
-`proper` that of replies that are one of the four sentences of the task; both are checked without a model.
+`configs/grpo/judged.yaml`. `right` is the share of right answers to the held-out prompts, before and after training,
+and `proper` that of replies that are one of the four sentences of the task; both are checked without a model.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gym_rm.reports.runs import read_run
 from scripts.check_demo import check
 
+ROOT = Path(__file__).parents[1]
 REWARDS = {"reward model": [], "judge": ["--config", str(ROOT / "configs" / "grpo" / "judged.yaml")]}
 COLOURS = {"reward model": "tab:gray", "judge": "tab:blue"}
 PHASES = ("generate", "score", "update")
@@ -90,8 +90,11 @@ def main():
                     runs.append(found)
                     right, proper = (f"{found[name][0]:.1%} to {found[name][1]:.1%}" for name in ("right", "proper"))
                     phases = ", ".join(f"{seconds:.2f}" for seconds in found["step"].values())
+                    seconds = f"{found['seconds']:.0f}"
                     print(
-                        f"| {rewards} | {estimator} | {seed} | {right} | {proper} | {found['seconds']:.0f} | {phases} |",
+                        "|",
+                        " | ".join((rewards, estimator, str(seed), right, proper, seconds, phases)),
+                        "|",
                         flush=True,
                     )
     for estimator in args.estimators:
