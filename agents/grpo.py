@@ -50,7 +50,7 @@ from gym_rm.policy.rollouts import Rollout, RolloutBatch, Samples
 from gym_rm.policy.run_folder import RunFolder, Stop
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
-from gym_rm.scorer import Scorer
+from gym_rm.scorer import Scorer, is_relative
 from gym_rm.training.stop_signals import heard_signals
 from gym_rm.types import Prompt
 
@@ -215,7 +215,8 @@ def make_envs(settings: GRPOSettings, prompts: Sequence[Prompt], scorer: Scorer,
         max_turns=settings.env.max_turns,
         respond=settings.env.respond,
         reward_on=settings.env.reward_on,
-        fallback_reward=settings.env.fallback_reward,
+        # A reply alone cannot be compared with others: its score is then missing, which metrics leave out.
+        fallback_reward=0.0 if group_size == 1 and is_relative(scorer) else settings.env.fallback_reward,
         autoreset_mode="Disabled",
     )
 
