@@ -41,8 +41,8 @@ def _parse(url: str) -> str:
     shown = url.rpartition("@")[2]
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-        valid = valid and not (parts.query or parts.fragment)
+        is_http = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        valid = is_http and not (parts.query or parts.fragment)
     except ValueError:  # for example a port that is no number
         valid = False
     if not valid:

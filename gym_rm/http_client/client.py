@@ -70,8 +70,8 @@ class HTTPClient:
         attempt_timeout: seconds of one attempt.
         max_retries: how often a request is sent again. Waiting because a server asks to is not counted.
         max_connections: most requests at the same time to one server.
-        recheck: called for one of several servers that failed, before it gets requests again; it raises if the server
-            must not.
+        recheck: called for one of several servers that failed, before it gets requests again; it raises FailedAttempt
+            if the server must wait longer.
     """
 
     def __init__(
@@ -126,7 +126,6 @@ class HTTPClient:
         """Return what `read` makes of the body of the reply, and the server that sent it.
 
         Args:
-            path: the route.
             body: JSON to POST; None to GET.
             read: may raise InvalidReply; then the request is sent again.
             deadline: time of the event loop at which to give up.
@@ -148,8 +147,8 @@ class HTTPClient:
                     endpoint = await self._choose(only)
                     endpoint.open_requests += 1
                     try:
-                        if endpoint.failures and only is None and len(self.endpoints) > 1:
-                            await self._readmit(endpoint)
+                        if self._recheck and endpoint.failures and only is None and len(self.endpoints) > 1:
+                            await self._recheck(endpoint)
                         value = read(await self._attempt(endpoint.url + path, body))
                         if only is None:
                             endpoint.failures, endpoint.rest_until = 0, 0.0
@@ -231,14 +230,6 @@ class HTTPClient:
         on_trial = endpoint.failures > 0 and len(self.endpoints) > 1
         return endpoint.open_requests < (1 if on_trial else self._max_connections)
 
-    async def _readmit(self, endpoint: Endpoint) -> None:
-        """Check one of several servers that failed before it gets requests again."""
-        try:
-            if self._recheck is not None:
-                await self._recheck(endpoint)
-        except RemoteError as error:
-            raise FailedAttempt(str(error)) from error
-
     async def _attempt(self, url: str, body: bytes | None) -> bytes:
         """Send a request once, and return the body of its reply."""
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
@@ -254,10 +245,10 @@ class HTTPClient:
 
     def _gave_up(self, failures: list[str], why: str = "") -> RemoteError:
         names = ", ".join(endpoint.url for endpoint in self.endpoints)
-        plural = "" if len(failures) == 1 else "s"
-        tried = (
-            f"{len(failures)} attempt{plural} failed, the last with {failures[-1]}" if failures else "no answer came"
-        )
+        tried = "no answer came"
+        if failures:
+            plural = "" if len(failures) == 1 else "s"
+            tried = f"{len(failures)} attempt{plural} failed, the last with {failures[-1]}"
         return RemoteError(
             f"no answer from {names}: {why}{tried}. Check that the server runs and that the URL is right, "
             "or pass a larger timeout= or max_retries=."

@@ -71,8 +71,8 @@ class Child:
         self.cpu_seconds = 0.0
         self.interpreter = 0 if launch.nested else self.process.pid
         self.lock = threading.RLock()  # no signal goes to a number that another thread has just reaped
-        with contextlib.suppress(BrokenPipeError):  # the first request tells why
-            write(self.requests, launch.program)
+        with contextlib.suppress(BrokenPipeError), open(self.requests, "wb", closefd=False) as program:
+            program.write(launch.program)  # if the pipe is broken, the first request tells why
         for each in self.mine:
             os.set_blocking(each, False)
 
@@ -154,12 +154,6 @@ def _pipe(opened: list[int]) -> tuple[int, int]:
     ends = os.pipe()
     opened.extend(ends)
     return ends
-
-
-def write(number: int, data: bytes) -> None:
-    """Write all of it to a blocking pipe."""
-    while data:
-        data = data[os.write(number, data) :]
 
 
 def read(number: int) -> bytes | None:

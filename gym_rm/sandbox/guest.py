@@ -60,11 +60,12 @@ class Guest:
             for name in imports:
                 __import__(name)
             settings = self.receive()
-            self.input = open_input()
-            applied = restrict(settings)
+            # A file in memory that holds the text of stdin, made before new ones are forbidden.
+            self.input = os.memfd_create("stdin", 0) if hasattr(os, "memfd_create") else -1
+            restrict(settings)
             self.limit = settings["reply_bytes"]
             sys.modules["__main__"] = self.module
-            self.send(("ready", applied))
+            self.send(("ready",))
             while True:
                 self.answer(*self.receive())
         except EOFError:
@@ -120,9 +121,10 @@ class Guest:
 
     def failure(self, error: BaseException) -> tuple[str, object, str, str]:
         """Return the reply that tells of an exception."""
-        kind = type(error)
         status, value = "exception", None
-        if isinstance(error, MemoryError):
+        if isinstance(error, NotCompiled):
+            status, error = "syntax_error", error.args[0]
+        elif isinstance(error, MemoryError):
             status = "memory"
         elif isinstance(error, SystemExit):
             code = error.code
@@ -131,19 +133,16 @@ class Guest:
             status = "output"
         elif isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
             status = "forbidden"
-        elif isinstance(error, NotCompiled):
-            status, error = "syntax_error", error.error
-            kind = type(error)
         try:
             message = str(error)[:MAX_MESSAGE]
         except BaseException:
             message = ""
-        return (status, value, kind.__name__[:200], message)
+        return (status, value, type(error).__name__[:200], message)
 
     def set_input(self, text: str) -> None:
         """Make text the contents of file descriptor 0 and of sys.stdin."""
         data = text.encode("utf-8", "surrogatepass")
-        raw: io.RawIOBase
+        stdin: io.BufferedReader | io.BytesIO = io.BytesIO(data)
         if self.input >= 0:
             os.ftruncate(self.input, 0)
             os.lseek(self.input, 0, 0)
@@ -151,10 +150,8 @@ class Guest:
                 data = data[os.write(self.input, data) :]
             os.lseek(self.input, 0, 0)
             os.dup2(self.input, 0)
-            raw = io.FileIO(0, closefd=False)
-            sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="surrogateescape")
-        else:
-            sys.stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape")
+            stdin = io.BufferedReader(io.FileIO(0, closefd=False))
+        sys.stdin = io.TextIOWrapper(stdin, encoding="utf-8", errors="surrogateescape")
 
     def flush(self) -> None:
         """Write out what was printed, before the reply that follows it."""
@@ -204,11 +201,7 @@ class Guest:
 
 
 class NotCompiled(Exception):
-    """The source is no Python."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
+    """The source is no Python: its only argument is the error of the compiler."""
 
 
 def finish_program() -> None:
@@ -227,8 +220,3 @@ def open_file(file: Any, *args: Any, _open: Any = open, **kwargs: Any) -> Any:
     """Open a file; the names of standard input are its descriptor, because there may be no /proc."""
     is_input = isinstance(file, (str, os.PathLike)) and os.fspath(file) in INPUT
     return _open(os.dup(0) if is_input else file, *args, **kwargs)
-
-
-def open_input() -> int:
-    """Return a file in memory that holds the text of stdin, made before new ones are forbidden."""
-    return os.memfd_create("stdin", 0) if hasattr(os, "memfd_create") else -1

@@ -212,10 +212,9 @@ def detect(layer: str, interpreter: Interpreter) -> str:
         return ""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
-    limits = SandboxLimits(wall_seconds=30.0)
     try:
         with SandboxSession(launch(layer, interpreter)) as session:
-            session.configure(limits)
+            session.configure(SandboxLimits(wall_seconds=30.0))
             reply = session.execute(PROBE, result=True)
     except (ConfigError, SandboxError, OSError) as error:
         return brief(error)
@@ -230,24 +229,19 @@ def choose(layer: str, allow_unsafe: bool, path: str | None, packages: tuple[str
         raise ConfigError(f"layer must be 'auto', {', '.join(map(repr, LAYERS))}, not {layer!r}.")
     if layer == "unsafe" and not allow_unsafe:
         raise ConfigError("layer='unsafe' limits time and memory only. Pass allow_unsafe=True to run code that way.")
+    wanted = LAYERS[: 3 if allow_unsafe else 2] if layer == "auto" else (layer,)
     reasons = []
-    for each in LAYERS[:2] if layer == "auto" else [layer]:
-        if each == "unsafe":
-            break
-        try:
-            interpreter = find_interpreter(path, sandbox_user(), packages)
-        except ConfigError as error:
-            reasons.append(str(error))
-            break
-        reason = detect(each, interpreter)
+    try:
+        interpreter = find_interpreter(path, sandbox_user(), packages)
+    except ConfigError as error:
+        if "unsafe" in wanted:  # none for nobody
+            return "unsafe", find_interpreter(path, None, packages)
+        wanted, reasons = (), [str(error)]
+    for each in wanted:
+        reason = "" if each == "unsafe" else detect(each, interpreter)
         if not reason:
             return each, interpreter
         reasons.append(f"{each}: {reason}")
-    if allow_unsafe and layer in ("auto", "unsafe"):
-        try:
-            return "unsafe", find_interpreter(path, sandbox_user(), packages)
-        except ConfigError:  # none for nobody
-            return "unsafe", find_interpreter(path, None, packages)
     raise ConfigError(
         "This machine offers no safe way to run the code of a model. " + " ".join(reasons) + " Install bubblewrap, or "
         "use Linux of at least 5.13 with Landlock; allow_unsafe=True runs the code with limits of time and memory only."

@@ -23,18 +23,14 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same num
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 
 
-def restrict(settings: dict[str, Any]) -> dict[str, Any]:
-    """Apply the limits and layers of `settings` to this process, and return what was applied.
-
-    Raises OSError if a layer that the settings ask for cannot be applied.
-    """
+def restrict(settings: dict[str, Any]) -> None:
+    """Apply the limits and layers of `settings` to this process. Raises OSError if one cannot be applied."""
     libc = ctypes.CDLL(None, use_errno=True)
     set_limits(settings)
     if settings["user"]:
         os.setgroups([])
         os.setresgid(*[settings["user"]] * 3)
         os.setresuid(*[settings["user"]] * 3)
-    applied = {"user": os.getuid(), "landlock": 0, "seccomp": False}
     if settings["shut"]:
         check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         # Of the thread that started this process, and lost when the user changed.
@@ -42,15 +38,15 @@ def restrict(settings: dict[str, Any]) -> dict[str, Any]:
         check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
         if settings["parent"] and os.getppid() != settings["parent"]:
             os._exit(0)
-        abi = landlock_abi(libc)
+        abi = max(0, int(libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))  # 0: this kernel has none
         if abi:
             landlock(libc, abi, settings)
         elif settings["landlock"]:
             raise OSError("Landlock is not available")
-        applied["landlock"] = abi
-        install(libc, program(os.uname().machine, os.getpid()))
-        applied["seccomp"] = True
-    return applied
+        filters = program(os.uname().machine, os.getpid())
+        buffer = ctypes.create_string_buffer(filters, len(filters))
+        header = struct.pack("HP", len(filters) // 8, ctypes.addressof(buffer))
+        check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0))
 
 
 def check(result: Any) -> int:
@@ -80,11 +76,6 @@ def set_limits(settings: dict[str, Any]) -> None:
         resource.setrlimit(which, (soft, hard))
 
 
-def landlock_abi(libc: Any) -> int:
-    """Return the version of Landlock in this kernel, 0 if there is none."""
-    return max(0, int(libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
-
-
 def landlock(libc: Any, abi: int, settings: dict[str, Any]) -> None:
     """Allow reading of the listed paths only, no TCP, and no signals or abstract sockets to the outside."""
     handled = (1 << 13) - 1  # every right of ABI 1
@@ -105,10 +96,3 @@ def landlock(libc: Any, abi: int, settings: dict[str, Any]) -> None:
         os.close(target)
     check(libc.syscall(LANDLOCK_RESTRICT, ruleset, 0))
     os.close(ruleset)
-
-
-def install(libc: Any, filters: bytes) -> None:
-    """Install a seccomp filter for this process."""
-    buffer = ctypes.create_string_buffer(filters, len(filters))
-    header = struct.pack("HP", len(filters) // 8, ctypes.addressof(buffer))
-    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0))

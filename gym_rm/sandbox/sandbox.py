@@ -6,16 +6,19 @@ import collections
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
+from gym_rm.checks import integer
 from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox.child import Child, Launch
 from gym_rm.sandbox.layers import choose, launch
 from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.session import SandboxError, SandboxSession
+
+Result = TypeVar("Result")
 
 
 class Sandbox:
@@ -44,14 +47,13 @@ class Sandbox:
         interpreter: str | None = None,
         packages: Sequence[str] = (),
     ) -> None:
-        if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
-            raise ConfigError(f"num_workers of the sandbox must be at least 1, not {num_workers!r}.")
         self.limits = limits if isinstance(limits, SandboxLimits) else parse_settings(SandboxLimits, limits or {})
         if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
             raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
         self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))
         self._packages = tuple(packages)
-        self.num_workers = num_workers or available_cores()
+        count = available_cores() if num_workers is None else num_workers
+        self.num_workers = integer("num_workers of the sandbox", count, minimum=1)
         self._closed = False
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
@@ -74,6 +76,14 @@ class Sandbox:
                 continue
             return session
         raise SandboxError(f"The sandbox ({self.layer}) could not start an interpreter. {reason}")
+
+    def map(self, function: Callable[..., Result], *rows: Iterable[Any]) -> list[Result]:
+        """Call a function with each row, in as many threads as workers. After an exception no other row begins."""
+        executor = ThreadPoolExecutor(self.num_workers, thread_name_prefix="gym_rm rows")
+        try:
+            return list(executor.map(function, *rows))
+        finally:
+            executor.shutdown(cancel_futures=True)
 
     def close(self) -> None:
         """End all interpreters, also those in use."""
@@ -123,12 +133,9 @@ class _Pool:
 
     def take(self) -> SandboxSession:
         with self.changed:
-            while self.idle:
-                session = self.idle.popleft()
+            if self.idle:
                 self.changed.notify()
-                if session._child.poll() is None:
-                    return session
-                session.close()
+                return self.idle.popleft()
             if self.closed:
                 raise SandboxError("The sandbox is closed.")
             future: Future[SandboxSession] = Future()

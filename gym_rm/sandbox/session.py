@@ -71,14 +71,13 @@ class SandboxSession:
         """Whether the interpreter can take another request."""
         return self._finished is None
 
-    def configure(self, limits: SandboxLimits) -> dict[str, Any]:
-        """Shut the process in under these limits, and return what it says was applied. Raises SandboxError."""
+    def configure(self, limits: SandboxLimits) -> None:
+        """Shut the process in under these limits. Raises SandboxError."""
         self._limits = limits
         settings = {**limits.model_dump(), **self._launch.settings}
         message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), TimeLimit(START_SECONDS))
         if isinstance(message, SandboxReply):
             raise SandboxError(f"A sandboxed interpreter did not start ({message.status}): {message.stderr.strip()}")
-        return dict(message[1])
 
     def execute(
         self,
@@ -161,7 +160,6 @@ class SandboxSession:
         for each in (child.replies, *self._printed):
             poller.register(each, select.POLLIN)
         poller.register(child.requests, select.POLLOUT)
-        open_ends = 3
         cpu_time = child.cpu_time()
         while True:
             if limit.is_over:
@@ -183,7 +181,6 @@ class SandboxSession:
                 piece = read(number)
                 if piece == b"":
                     poller.unregister(number)
-                    open_ends -= 1
                     if number == child.replies:
                         return self._finish_ended()
                 elif piece and number == child.replies:

@@ -16,8 +16,14 @@ SIGKILL, SIGSTOP = 9, 19
 CODE_OF_SIGKILL = 128 + SIGKILL
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # of pthread_create in glibc and in musl
 
-# Names with the numbers of x86_64 and aarch64, -1 where there is none.
-PLAIN = """
+
+def numbers(table: str) -> dict[str, tuple[int, int]]:
+    """Read names with the numbers of x86_64 and aarch64, -1 where there is none."""
+    words = table.split()
+    return dict(zip(words[::3], zip(map(int, words[1::3]), map(int, words[2::3]))))  # noqa: B905 (Python 3.9)
+
+
+PLAIN = numbers("""
 read 0 63 write 1 64 readv 19 65 writev 20 66 pread64 17 67 pwrite64 18 68 preadv 295 69 pwritev 296 70 close 3 57
 close_range 436 436 fstat 5 80 newfstatat 262 79 stat 4 -1 lstat 6 -1 statx 332 291 lseek 8 62 mmap 9 222
 mprotect 10 226 munmap 11 215 brk 12 214 mremap 25 216 madvise 28 233 rt_sigaction 13 134 rt_sigprocmask 14 135
@@ -33,25 +39,11 @@ getdents64 217 61 set_tid_address 218 96
 set_robust_list 273 99 get_robust_list 274 100 futex 202 98 rseq 334 293 membarrier 324 283 getrandom 318 278
 sysinfo 99 179 getrlimit 97 163 arch_prctl 158 -1 restart_syscall 219 128 fstatfs 138 44 statfs 137 43
 getpriority 140 141 getcpu 309 168 recvfrom 45 207 shutdown 48 210 getsockname 51 204
-"""
-CHECKED = {
-    "open": (2, -1),
-    "openat": (257, 56),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "kill": (62, 129),
-    "tgkill": (234, 131),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "fcntl": (72, 25),
-    "ioctl": (16, 29),
-    "prctl": (157, 167),
-    "prlimit64": (302, 261),
-    "sendto": (44, 206),
-    "readlink": (89, -1),
-    "readlinkat": (267, 78),
-    "socketpair": (53, 199),
-}
+""")
+CHECKED = numbers("""
+open 2 -1 openat 257 56 exit 60 93 exit_group 231 94 kill 62 129 tgkill 234 131 clone 56 220 clone3 435 435 fcntl 72 25
+ioctl 16 29 prctl 157 167 prlimit64 302 261 sendto 44 206 readlink 89 -1 readlinkat 267 78 socketpair 53 199
+""")
 # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ: none that sends signals.
 FCNTL = (*range(8), 1030, 1031, 1032)
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -71,13 +63,11 @@ def program(machine: str, pid: int) -> bytes:
     code: Instructions = [load(4), equal((X86_64, AARCH64)[column], 1, 0), *returns(KILL), load(0)]
     if column == 0:
         code += [(0x35, 0, 1, 0x40000000), *deny]  # numbers of x32
-    words = PLAIN.split()
-    for number in map(int, words[1 + column :: 3]):
-        if number >= 0:
-            code += [equal(number, 0, 1), *returns(ALLOW)]
-    for name, body in checks(pid).items():
-        if (number := CHECKED[name][column]) >= 0:
-            code += [equal(number, 0, len(body)), *body]
+    bodies = [(PLAIN[name], returns(ALLOW)) for name in PLAIN]
+    bodies += [(CHECKED[name], body) for name, body in checks(pid).items()]
+    for known, body in bodies:
+        if known[column] >= 0:
+            code += [equal(known[column], 0, len(body)), *body]
     return b"".join(struct.pack("HBBI", *each) for each in [*code, *deny])
 
 

@@ -40,10 +40,8 @@ def _encode(value: Any, out: bytearray, depth: int, limit: int) -> None:
     kind = type(value)
     if value is None:
         out += b"N"
-    elif value is True:
-        out += b"T"
-    elif value is False:
-        out += b"F"
+    elif kind is bool:
+        out += b"T" if value else b"F"
     elif issubclass(kind, int):
         number = int.__pos__(value)
         size = number.bit_length() // 8 + 1
@@ -131,10 +129,8 @@ class _Reader:
             return _FLOAT.unpack(self.take(8))[0]
         if tag == 78:  # N
             return None
-        if tag == 84:  # T
-            return True
-        if tag == 70:  # F
-            return False
+        if tag in b"TF":
+            return tag == 84
         if tag == 98:  # b
             return self.take(self.count())
         if tag == 99:  # c

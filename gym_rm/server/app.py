@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import gym_rm
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.scorer import Scorer
 from gym_rm.server import native, openrlhf, sglang, vllm
 from gym_rm.server.options import ServerOptions
@@ -54,7 +55,8 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     Raises:
         ConfigError: an option is invalid, or the policy's tokenizer cannot be loaded.
     """
-    service = Service(scorer, options or ServerOptions())
+    given = options or ServerOptions()
+    service = Service(scorer, given)
     errors: dict[int | str, dict[str, Any]] = {
         status: {"description": ", ".join(reason for reason in STATUS if STATUS[reason] == status)}
         for status in STATUS.values()
@@ -62,7 +64,11 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     app = FastAPI(title="gym-rm", version=gym_rm.__version__, docs_url=None, redoc_url=None, responses=errors)
     app.router.route_class = StrictRoute
     app.state.service = service
-    app.state.policy_texts = openrlhf.policy_texts(service.options)
+    app.state.policy_texts = None
+    if given.policy_tokenizer is not None:
+        app.state.policy_texts = PolicyTexts(
+            given.policy_tokenizer, apply_chat_template=given.apply_chat_template, input_template=given.input_template
+        )
     for method, path, handler in ROUTES:
         app.add_api_route(path, handler, methods=[method], response_model=None)
     app.add_api_route("/", native.page, include_in_schema=False, response_model=None)

@@ -46,12 +46,8 @@ ScorerInput: TypeAlias = Any
 class MixedScorer:
     """Scorer of inputs of several sorts, called by one thread.
 
-    Args:
-        scorer: the scorer.
-        observe: function that is called with the scores of every call of the scorer.
-
-    Attributes:
-        lock: held during a batch; whoever holds it may call the scorer between two batches.
+    `observe` is called with the scores of every call of the scorer. Whoever holds `lock` may call the scorer between
+    two batches.
     """
 
     def __init__(self, scorer: Scorer, observe: Callable[[Scores], None]) -> None:
@@ -59,7 +55,11 @@ class MixedScorer:
         self._observe = observe
         self.lock = threading.RLock()
         self.relative = is_relative(scorer)
-        self.scores_turns = _takes_turns(scorer)
+        try:
+            inspect.signature(scorer.score).bind([], None, turns="all")
+            self.scores_turns = True
+        except (TypeError, ValueError):
+            self.scores_turns = False
         self.scores_texts = callable(getattr(scorer, "score_texts", None))
 
     def score(self, conversations: Sequence[ScorerInput], prompts: Prompts = None) -> Scores:
@@ -101,20 +101,8 @@ class MixedScorer:
 
 
 def _sort(one: ScorerInput) -> str:
-    """Return the call of the scorer that an input belongs to.
-
-    Raises:
-        ConversationError: it is no conversation.
-    """
+    """Return the call of the scorer that an input belongs to. Raises ConversationError if it is no conversation."""
     if isinstance(one, RenderedText):
         return "text with special tokens" if one.add_special_tokens else "text"
     check_conversation(one.conversation if isinstance(one, AllTurns) else one)
     return "turns" if isinstance(one, AllTurns) else "conversation"
-
-
-def _takes_turns(scorer: Scorer) -> bool:
-    try:
-        inspect.signature(scorer.score).bind([], None, turns="all")
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -18,7 +18,6 @@ from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConversationError, GymRMError
 from gym_rm.scores import Scores
-from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import RequestBody, Texts
 from gym_rm.server.responses import RequestError, json_response, sigmoid
 from gym_rm.server.service import Service
@@ -31,15 +30,6 @@ class GetRewardBody(RequestBody):
     query: Texts
     prompts: Texts | None = None
     labels: list[Any] | None = None
-
-
-def policy_texts(options: ServerOptions) -> PolicyTexts | None:
-    """Return what parses OpenRLHF's texts, if the server has the policy's tokenizer."""
-    if options.policy_tokenizer is None:
-        return None
-    return PolicyTexts(
-        options.policy_tokenizer, apply_chat_template=options.apply_chat_template, input_template=options.input_template
-    )
 
 
 async def get_reward(body: GetRewardBody, request: Request) -> Response:

@@ -19,28 +19,16 @@ def page() -> str:
 def headers() -> dict[str, str]:
     """Return the headers to send with the page: only its own script and style run, and it talks only to its server."""
     return {
-        "Content-Security-Policy": f"{_policy(page())}; frame-ancestors 'none'",
+        "Content-Security-Policy": f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+        "frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
 
 
-def _policy(html: str) -> str:
-    rules = {
-        "default-src": "'none'",
-        "script-src": _digest("script", html),
-        "style-src": _digest("style", html),
-        "connect-src": "'self'",
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "require-trusted-types-for": "'script'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in rules.items())
-
-
-def _digest(tag: str, html: str) -> str:
-    """Return the source expression for the content of the only element with this tag."""
-    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+def _digest(tag: str) -> str:
+    """Return the source expression for the content of the page's only element with this tag."""
+    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page(), re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -23,10 +23,7 @@ BYTES_PER_BYTE, BYTES_PER_VALUE = 16, 200  # most that was measured, rounded up
 class RequestGuard:
     """ASGI application that checks a request before it reaches the routes, and counts it.
 
-    Args:
-        app: the routes.
-        service: the service behind them.
-        paths: their paths; the metrics count requests for others together.
+    `paths` are those of the routes; the metrics count requests for others together.
     """
 
     def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str]) -> None:
@@ -63,12 +60,17 @@ class _Exchange:
         try:
             if scoring and not accepted:
                 raise service.draining()
-            self._check_key()
-            self._check_host()
+            if self.path not in OPEN_PATHS:
+                self._check_caller()
             if self._header(b"content-length") and self._header(b"transfer-encoding"):
                 raise RequestError("bad_request", "send Content-Length or Transfer-Encoding, not both.")
             if scoring:
-                self._check_content_type()
+                # A page of another site may send other types without asking this server first, as a form does.
+                kind = (self._header(b"content-type") or b"").partition(b";")[0].strip().lower()
+                if kind != b"application/json":
+                    raise RequestError(
+                        "unsupported_media_type", "send the body with the header Content-Type: application/json."
+                    )
                 self.body = await self._read_body()
             await self.app(self.scope, self._replay, self._count)
         except RequestError as refused:
@@ -87,31 +89,18 @@ class _Exchange:
     def _header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
-    def _check_key(self) -> None:
-        key = self.service.options.key
-        if key is not None and self.path not in OPEN_PATHS and not allows(key, self._header(b"authorization") or b""):
+    def _check_caller(self) -> None:
+        """Refuse a wrong key, and a page of another site that made its own name point to this machine."""
+        key, host = self.service.options.key, (self._header(b"host") or b"localhost").decode("latin-1")
+        if key is not None and not allows(key, self._header(b"authorization") or b""):
             raise RequestError(
                 "unauthorized", "the key is missing or wrong; send the header Authorization: Bearer KEY."
             )
-
-    def _check_host(self) -> None:
-        """Refuse a page of another site that made its own name point to this machine."""
-        if not self.service.only_loopback or self.path in OPEN_PATHS:
-            return
-        host = (self._header(b"host") or b"localhost").decode("latin-1")
-        if not is_loopback(host_name(host)):
+        if self.service.only_loopback and not is_loopback(host_name(host)):
             raise RequestError(
                 "wrong_host",
                 f"the header Host is {host[:80]!r}, but a server without a key answers only to localhost and loopback "
                 "addresses; send the request to 127.0.0.1, or start the server with a key.",
-            )
-
-    def _check_content_type(self) -> None:
-        """Refuse what a page of another site may send without asking this server first, such as a form."""
-        kind = (self._header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
-            raise RequestError(
-                "unsupported_media_type", "send the body with the header Content-Type: application/json."
             )
 
     async def _read_body(self) -> bytes:

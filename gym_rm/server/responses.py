@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -11,40 +12,20 @@ from starlette.responses import Response
 
 from gym_rm.scores import Scores
 
-# Status of each reason, as HTTP and the own routes have it.
-STATUS: dict[str, int] = {
-    "invalid_json": 400,
-    "bad_request": 400,
-    "unauthorized": 401,
-    "not_found": 404,
-    "method_not_allowed": 405,
-    "body_timeout": 408,
-    "body_too_large": 413,
-    "too_many_conversations": 413,
-    "unsupported_media_type": 415,
-    "wrong_host": 421,
-    "invalid_request": 422,
-    "failed_row": 422,
-    "queue_full": 429,
-    "scorer_error": 500,
-    "not_supported": 501,
-    "draining": 503,
-    "deadline": 503,
-    "memory": 503,
-}
+# Reasons with their status, as HTTP and the own routes have it.
+_REASONS = """
+400 invalid_json 400 bad_request 401 unauthorized 404 not_found 405 method_not_allowed 408 body_timeout
+413 body_too_large 413 too_many_conversations 415 unsupported_media_type 421 wrong_host 422 invalid_request
+422 failed_row 429 queue_full 500 scorer_error 501 not_supported 503 draining 503 deadline 503 memory
+"""
+STATUS = {reason: int(status) for status, reason in re.findall(r"(\d+) (\w+)", _REASONS)}
 # vLLM, and SGLang like it, answer 400 to what is invalid.
 VLLM_PATHS = frozenset(
     {"/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/pooling"}
     | {"/tokenize", "/v1/embeddings"}
 )
-VLLM_TYPES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    429: "TooManyRequestsError",
-    500: "InternalServerError",
-    501: "NotImplementedError",
-    503: "ServiceUnavailableError",
-}
+VLLM_TYPES = {401: "Authentication", 429: "TooManyRequests", 500: "InternalServer"}
+VLLM_TYPES |= {501: "NotImplemented", 503: "ServiceUnavailable"}
 
 
 class RequestError(HTTPException):
@@ -73,7 +54,7 @@ def error_response(error: RequestError, path: str) -> Response:
     if path == "/get_reward":
         content = {"error": message}
     elif path in VLLM_PATHS:
-        kind = VLLM_TYPES.get(status, "BadRequestError")
+        kind = f"{VLLM_TYPES.get(status, 'BadRequest')}Error"
         content = {"error": {"message": message, "type": kind, "param": error.param, "code": status}}
     else:
         kind = "invalid_request_error" if status < 500 else "server_error"

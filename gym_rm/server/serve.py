@@ -219,9 +219,8 @@ def _config(app: Any, options: ServerOptions) -> uvicorn.Config:
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; a connection made from now on is accepted once the server runs."""
     try:
-        listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen at {host}:{port}: {reason}.") from error

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from starlette.requests import Request
@@ -37,12 +37,7 @@ CALIBRATION: tuple[tuple[tuple[str, str], ...], ...] = (
 
 
 class Service:
-    """A scorer that requests of all protocols share.
-
-    Args:
-        scorer: the scorer; requests are merged into its calls.
-        options: options of the server.
-    """
+    """A scorer that requests of all protocols share: they are merged into its calls."""
 
     def __init__(self, scorer: Scorer, options: ServerOptions) -> None:
         self.scorer = scorer
@@ -58,6 +53,7 @@ class Service:
         self.only_loopback = False  # set by a server that only this machine can reach, and that has no key
         self._waiting: set[asyncio.Future[Scores]] = set()
         self._queued = 0
+        self.metrics.queue.set_function(lambda: self._queued)
         self._updates = threading.Lock()
         self.description = self._describe()
 
@@ -87,8 +83,11 @@ class Service:
                 f"{self._queued} conversations are waiting, and max_queue is {self.limits.max_queue}; try again later.",
                 retry_after=1,
             )
-        with self._queue(len(inputs)):
+        self._queued += len(inputs)
+        try:
             return await self._wait(self.batching.submit(inputs, prompts), request)
+        finally:
+            self._queued -= len(inputs)
 
     def check_size(self, size: int) -> None:
         """Raise RequestError if a request has more conversations than it may have."""
@@ -102,10 +101,6 @@ class Service:
 
     def rendered_texts(self, texts: TextInput, *, add_special_tokens: bool = True) -> list[RenderedText]:
         """Return the inputs of a field with rendered texts or token ids.
-
-        Args:
-            texts: a text, token ids, or a list of either.
-            add_special_tokens: whether to add the special tokens that a text lacks.
 
         Raises:
             RequestError: the scorer cannot score texts, or the field is empty.
@@ -166,16 +161,6 @@ class Service:
         closing.start()
         closing.join(timeout)
         return not closing.is_alive()
-
-    @contextlib.contextmanager
-    def _queue(self, size: int) -> Iterator[None]:
-        self._queued += size
-        self.metrics.queue.set(self._queued)
-        try:
-            yield
-        finally:
-            self._queued -= size
-            self.metrics.queue.set(self._queued)
 
     async def _wait(self, future: concurrent.futures.Future[Scores], request: Request) -> Scores:
         """Return the scores of a waiting request; a client that has gone or waited too long leaves the queue."""

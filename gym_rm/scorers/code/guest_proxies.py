@@ -37,6 +37,16 @@ class Unsupported(Exception):
     """The tests give the model's code something that cannot cross."""
 
 
+def iterate(value: Any) -> Any:
+    """Yield the items of an object or class of the model's code."""
+    iterator = value._gym_rm_connection.ask("apply", "iter", value)
+    if not isinstance(iterator, Proxy):  # the iterator of a plain value
+        yield from iterator
+        return
+    while item := value._gym_rm_connection.ask("next", "", iterator):
+        yield item[0]
+
+
 class Proxy:
     """An object of the model's code. It can be called, and has a truth, attributes and items in turn."""
 
@@ -66,24 +76,13 @@ class Proxy:
         """Call the object."""
         return self._gym_rm_connection.request("method", "__call__", [self, *args], kwargs)
 
-    def __iter__(self) -> Any:
-        return iterate(self)
+    __iter__ = iterate
 
     def __next__(self) -> Any:
         item = self._gym_rm_connection.ask("next", "", self)
         if not item:
             raise StopIteration
         return item[0]
-
-
-def iterate(value: Any) -> Any:
-    """Yield the items of an object or class of the model's code."""
-    iterator = value._gym_rm_connection.ask("apply", "iter", value)
-    if not isinstance(iterator, Proxy):  # the iterator of a plain value
-        yield from iterator
-        return
-    while item := value._gym_rm_connection.ask("next", "", iterator):
-        yield item[0]
 
 
 class ClassProxy(type):
@@ -104,8 +103,7 @@ class ClassProxy(type):
     def __bool__(cls) -> bool:
         return True
 
-    def __iter__(cls) -> Any:
-        return iterate(cls)
+    __iter__ = iterate
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

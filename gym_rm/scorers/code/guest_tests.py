@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import opcode
 import os
 import sys
@@ -13,7 +14,7 @@ from gym_rm.scorers.code.guest_units import BrokenTests, run_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 FILE = "<tests>"
@@ -76,21 +77,17 @@ def is_raised_by_import(error: BaseException) -> bool:
     return name.startswith("IMPORT_")
 
 
-class Assert:
-    """Counts an assert statement, and goes on if it fails. `handled`: its error is for a handler of the tests."""
-
-    def __init__(self, report: Report, number: int, handled: bool) -> None:
-        self.report = report
-        self.number = number
-        self.handled = handled
-
-    def __enter__(self) -> None:
-        """Begin the assert."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Count the assert that ends here."""
-        self.report.count(self.number, None if self.handled else error)
-        return not self.handled
+@contextlib.contextmanager
+def counted(report: Report, case: int, handled: bool) -> Iterator[None]:
+    """Count an assert statement, and go on if it fails. `handled`: its error is for a handler of the tests."""
+    try:
+        yield
+    except BaseException as error:
+        report.count(case, None if handled else error)
+        if handled:
+            raise
+    else:
+        report.count(case)
 
 
 def run(
@@ -113,7 +110,7 @@ def run(
     report, total = Report(connection, undefined), 0
     sys.modules["solution"] = SolutionModule(connection)
     module = sys.modules["tests"] = types.ModuleType("tests")
-    module.__dict__["_gym_rm_assert"] = lambda number, handled: Assert(report, number, handled)
+    module.__dict__["_gym_rm_assert"] = lambda number, handled: counted(report, number, handled)
     if entry_point:
         module.__dict__["candidate"] = module.__dict__[entry_point] = connection.caller("call", entry_point)
     for k, source in enumerate(parts):
@@ -128,7 +125,7 @@ def run(
             total = run_units(module, report)
     for k, (args, expected) in enumerate(calls):
         connection.largest = 0  # the arguments are the row's
-        with Assert(report, k, False):
+        with counted(report, k, False):
             result = module.__dict__["candidate"](*args)
             assert as_json(result) == as_json(expected), f"expected {expected!r:.200}, got {result!r:.200}"
         if report.error and stop_early:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gym_rm.checks import positive
@@ -82,11 +81,7 @@ class CodeInterpreter(NeverCopied):
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
     ) -> list[str | None]:
         """Return the result of the code of each last reply, or None if it has no code."""
-        executor = ThreadPoolExecutor(self._sandbox.num_workers, thread_name_prefix="gym_rm interpreter")
-        try:
-            return list(executor.map(self._turn, conversations, prompts))
-        finally:
-            executor.shutdown(cancel_futures=True)
+        return self._sandbox.map(self._turn, conversations, prompts)
 
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""

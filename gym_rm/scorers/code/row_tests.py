@@ -19,10 +19,6 @@ from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
 from gym_rm.types import Prompt
 
 CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
-EXPECTED_FIELDS = (
-    "'test' with 'entry_point' (HumanEval), 'test_list' (MBPP), 'unit_tests' or 'test_file', or 'cases', 'test_cases' "
-    "or 'input_output' with inputs and outputs"
-)
 LIBRARY = ("math", "collections", "itertools", "functools", "copy", "datetime", "decimal", "fractions")
 """Modules whose names tests use without importing them."""
 USUAL_IMPORTS = """
@@ -106,11 +102,7 @@ class CountedAsserts(ast.NodeTransformer):
 
 
 def read_tests(prompt: Prompt | None) -> RowTests:
-    """Return the tests of a row.
-
-    Raises:
-        TestsError: there are none, or they cannot be read. The message names the field.
-    """
+    """Return the tests of a row. Raises TestsError, which names the field, if there are none that can be read."""
     if prompt is None:
         raise TestsError("the tests come with the prompt of the row, but it has none; pass prompts=")
     text = prompt.messages[-1]["content"] if prompt.messages else ""
@@ -146,7 +138,11 @@ def _tests(row: str) -> RowTests:
         return _cases("inputs", data, data, text)
     if answer and answer.lstrip().startswith(("{", "[")):
         return _cases("answer", answer, data, text)
-    raise TestsError(f"the row has no tests: expected the fields {EXPECTED_FIELDS}; got {sorted(data)}")
+    raise TestsError(
+        "the row has no tests: expected the fields 'test' with 'entry_point' (HumanEval), 'test_list' (MBPP), "
+        "'unit_tests' or 'test_file', or 'cases', 'test_cases' or 'input_output' with inputs and outputs; got "
+        f"{sorted(data)}"
+    )
 
 
 def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:

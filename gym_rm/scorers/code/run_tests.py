@@ -6,6 +6,7 @@ reading them. Expected values never enter the interpreter of the model's code.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -40,78 +41,71 @@ SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
 TESTS_PROGRAM = guest_program("guest_values", "guest_proxies", "guest_units", "guest_tests")
 
 
-class TestRunner:
-    """Runs tests in sessions of a sandbox: one for the model's code and one for the tests, which serve one row.
+def run_tests(
+    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, timeout: float, *, stop_early: bool
+) -> CodeVerdict:
+    """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
 
     Args:
-        sandbox: where sessions come from.
+        sandbox: where the sessions come from, which serve one row.
+        sources: the model's code, to be executed one after another.
+        tests: what is tested.
+        timeout: seconds of processor time and of sleep, of the code and of its tests together.
         stop_early: whether the first failed case ends the run, because only a pass of all counts.
     """
+    run = _cases if tests.form == "cases" else _program
+    for _ in range(2):
+        with contextlib.suppress(_Killed):
+            return run(sandbox, sources, tests, TimeLimit(timeout), stop_early)
+    return CodeVerdict.failed(KILLED_TWICE, tests.total)
 
-    __test__ = False  # not a test of pytest
 
-    def __init__(self, sandbox: Sandbox, *, stop_early: bool = False) -> None:
-        self._sandbox = sandbox
-        self._stop_early = stop_early
+def _program(
+    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool
+) -> CodeVerdict:
+    answer_bytes = sandbox.limits.reply_bytes
+    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + _FRAME_BYTES})
+    with sandbox.session(limits) as session:
+        solution = _Solution(session, limit)
+        serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
+        if failure := solution.load([*sources, SOLUTION_PROGRAM + serving], tests):
+            return failure
+        # Its time is that of the row.
+        with sandbox.session(limits.model_copy(update={"cpu_seconds": 24 * 3600})) as runner:
+            running = f"_gym_rm_run = lambda *tests: module.run(__host__, {answer_bytes}, *tests)"
+            runner.execute(TESTS_PROGRAM + running, main=False, host=solution.serve, limit=limit)
+            arguments = [tests.entry_point, tests.parts, tests.undefined, tests.units, tests.cases, stop_early]
+            reply = runner.call("_gym_rm_run", arguments, host=solution.serve, limit=limit)
+    return dataclasses.replace(_verdict_of_run(reply, tests, solution), stdout=solution.stdout)
 
-    def run(self, sources: Sequence[str], tests: RowTests, timeout: float) -> CodeVerdict:
-        """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
 
-        Args:
-            sources: the model's code, to be executed one after another.
-            tests: what is tested.
-            timeout: seconds of processor time and of sleep, of the code and of its tests together.
-        """
-        run = self._cases if tests.form == "cases" else self._program
-        for _ in range(2):
-            try:
-                return run(sources, tests, TimeLimit(timeout))
-            except _Killed:
-                continue
-        return CodeVerdict.failed(KILLED_TWICE, tests.total)
-
-    def _program(self, sources: Sequence[str], tests: RowTests, limit: TimeLimit) -> CodeVerdict:
-        answer_bytes = self._sandbox.limits.reply_bytes
-        limits = self._sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + _FRAME_BYTES})
-        with self._sandbox.session(limits) as session:
-            solution = _Solution(session, limit)
-            serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
-            if failure := solution.load([*sources, SOLUTION_PROGRAM + serving], tests):
-                return failure
-            # Its time is that of the row.
-            with self._sandbox.session(limits.model_copy(update={"cpu_seconds": 24 * 3600})) as runner:
-                running = f"_gym_rm_run = lambda *tests: module.run(__host__, {answer_bytes}, *tests)"
-                runner.execute(TESTS_PROGRAM + running, main=False, host=solution.serve, limit=limit)
-                arguments = [tests.entry_point, tests.parts, tests.undefined, tests.units, tests.cases]
-                reply = runner.call("_gym_rm_run", [*arguments, self._stop_early], host=solution.serve, limit=limit)
-        return dataclasses.replace(_verdict_of_run(reply, tests, solution), stdout=solution.stdout)
-
-    def _cases(self, sources: Sequence[str], tests: RowTests, limit: TimeLimit) -> CodeVerdict:
-        passed, message, verdict, stdout = 0, "", "", ""
-        limits = self._sandbox.limits
-        for given, expected in tests.cases:
-            large = {
-                "output_bytes": max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
-                "reply_bytes": max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
-            }
-            with self._sandbox.session(limits.model_copy(update=large)) as session:
-                reply = SandboxReply("ok")
-                for source in sources:
-                    reply = session.execute(source, stdin=given, limit=limit)
-            if reply.status == "killed":
-                raise _Killed
-            stdout = stdout or reply.stdout
-            ended = reply.status == "ok" or (reply.status == "exit" and reply.value == 0)
-            if ended and lines_of(reply.stdout) == lines_of(expected):
-                passed += 1
-                continue
-            if not verdict:
-                stdout = reply.stdout
-                difference = f"expected {shown(expected)}, got {shown(reply.stdout)}"
-                verdict, message = ("wrong_answer", difference) if ended else (_verdict(reply), _message(reply))
-            if self._stop_early or reply.status == "time":
-                break
-        return CodeVerdict(verdict or "passed", passed, tests.total, stdout, message)
+def _cases(
+    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool
+) -> CodeVerdict:
+    passed, message, verdict, stdout = 0, "", "", ""
+    limits = sandbox.limits
+    for given, expected in tests.cases:
+        large = {
+            "output_bytes": max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
+            "reply_bytes": max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
+        }
+        with sandbox.session(limits.model_copy(update=large)) as session:
+            for source in sources:
+                reply = session.execute(source, stdin=given, limit=limit)
+        if reply.status == "killed":
+            raise _Killed
+        stdout = stdout or reply.stdout
+        ended = reply.status == "ok" or (reply.status == "exit" and reply.value == 0)
+        if ended and lines_of(reply.stdout) == lines_of(expected):
+            passed += 1
+            continue
+        if not verdict:
+            stdout = reply.stdout
+            difference = f"expected {shown(expected)}, got {shown(reply.stdout)}"
+            verdict, message = ("wrong_answer", difference) if ended else (_verdict(reply), _message(reply))
+        if stop_early or reply.status == "time":
+            break
+    return CodeVerdict(verdict or "passed", passed, tests.total, stdout, message)
 
 
 class _Killed(Exception):

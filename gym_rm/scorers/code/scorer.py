@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from gym_rm.checks import boolean, one_of, positive
@@ -18,7 +17,7 @@ from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
 from gym_rm.scorers.code.row_tests import RowTests, TestsError, read_tests, solution_parts
-from gym_rm.scorers.code.run_tests import TestRunner
+from gym_rm.scorers.code.run_tests import run_tests
 from gym_rm.scorers.code.verdicts import CodeVerdict, clean
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
@@ -125,24 +124,18 @@ class CodeScorer(NeverCopied):
 
     def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         verdicts: dict[int, CodeVerdict] = {}
-        jobs: dict[RowTests, dict[str, list[int]]] = {}  # rows by their tests and their code
+        jobs: dict[tuple[str, RowTests], list[int]] = {}  # rows by their code and their tests
         for row, conversation in enumerate(conversations):
             prepared = self._prepare(conversation, None if prompts is None else prompts[row])
             if isinstance(prepared, CodeVerdict):
                 verdicts[row] = prepared
             else:
-                jobs.setdefault(prepared[1], {}).setdefault(prepared[0], []).append(row)
-        runner = TestRunner(self._sandbox, stop_early=self.reward == "all")
+                jobs.setdefault(prepared, []).append(row)
 
-        def grade(job: tuple[str, RowTests, list[int]]) -> None:
-            code, tests, rows = job
-            verdicts.update(dict.fromkeys(rows, self._grade(code, tests, runner)))
+        def grade(job: tuple[str, RowTests]) -> None:
+            verdicts.update(dict.fromkeys(jobs[job], self._grade(*job)))
 
-        executor = ThreadPoolExecutor(self._sandbox.num_workers, thread_name_prefix="gym_rm code")
-        try:
-            list(executor.map(grade, [(code, tests, rows) for tests in jobs for code, rows in jobs[tests].items()]))
-        finally:
-            executor.shutdown(cancel_futures=True)
+        self._sandbox.map(grade, jobs)
         return self._scores([verdicts[row] for row in range(len(conversations))])
 
     def close(self) -> None:
@@ -167,9 +160,10 @@ class CodeScorer(NeverCopied):
             return CodeVerdict("syntax_error", 0, tests.total, message=f"the code cannot be encoded: {error}"[:200])
         return code, tests
 
-    def _grade(self, code: str, tests: RowTests, runner: TestRunner) -> CodeVerdict:
+    def _grade(self, code: str, tests: RowTests) -> CodeVerdict:
         try:
-            return runner.run(solution_parts(code, tests), tests, self.timeout)
+            sources, stop_early = solution_parts(code, tests), self.reward == "all"
+            return run_tests(self._sandbox, sources, tests, self.timeout, stop_early=stop_early)
         except Exception as error:  # of this package or of the machine: never a reward of the reply
             return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
 

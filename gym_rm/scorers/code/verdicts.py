@@ -38,10 +38,10 @@ def lines_of(output: str) -> list[str]:
     return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
-def shown(value: Any, most: int = 200) -> str:
+def shown(value: Any) -> str:
     """Return a value as text for messages."""
     try:
-        return clean(repr(value)[:most])
+        return clean(repr(value)[:200])
     except (ValueError, RecursionError):
         return f"a value of the type {type(value).__name__} that cannot be shown"
 

@@ -294,10 +294,8 @@ def normal_text(text: str) -> str:
 
 def is_words(text: str) -> bool:
     """Return whether a text is words: letters, spaces and hyphens only; `ab` is a product, and `no` a word."""
-    return (
-        re.fullmatch(r"(?:[^\W\d_]{3,}|[^\W\d_A-Za-z]{2}|(?i:no|on|up|we|he|it))(?:[ '\-,][^\W\d_]+)*", text.strip())
-        is not None
-    )
+    words = r"(?:[^\W\d_]{3,}|[^\W\d_A-Za-z]{2}|(?i:no|on|up|we|he|it))(?:[ '\-,][^\W\d_]+)*"
+    return re.fullmatch(words, text.strip()) is not None
 
 
 def is_changed(text: str) -> bool:
@@ -306,28 +304,10 @@ def is_changed(text: str) -> bool:
     return re.search(rf"\d.*(?<!\\)\b(?:{CHANGING_WORDS})\b|{denial}", text, re.IGNORECASE) is not None
 
 
-_LATEX = {
-    r"\langle": "(",
-    r"\rangle": ")",
-    r"\log_e": r"\ln ",
-    r"\log_{e}": r"\ln ",
-    "π": r"\pi ",
-    "√": r"\sqrt ",
-    "×": r"\times ",
-    "÷": r"\div ",
-    "·": r"\cdot ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "∞": r"\infty ",
-    "²": "^{2}",
-    "³": "^{3}",
-    "∪": r"\cup ",
-    "∈": r"\in ",
-    "°": r"^{\circ}",
-    "½": r"\frac{1}{2}",
-    "±": r"\pm ",
-    "≠": r"\ne ",
-}
+_LATEX = {r"\langle": "(", r"\rangle": ")", r"\log_e": r"\ln ", r"\log_{e}": r"\ln ", "½": r"\frac{1}{2}"}
+_LATEX |= {"²": "^{2}", "³": "^{3}", "°": r"^{\circ}", "π": r"\pi ", "√": r"\sqrt ", "×": r"\times ", "÷": r"\div "}
+_LATEX |= {"·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∞": r"\infty "}
+_LATEX |= {"∪": r"\cup ", "∈": r"\in "}
 _CHAIN = re.compile(r"([^<>=]+)>\s*(=?)([^<>=]+)>\s*(=?)([^<>=]+)")  # 2 > x > 1
 _PLAIN = (
     (re.compile(r"(?<![\w.])(\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})(?!\w)"), r"\1*10^{\2}"),

@@ -7,10 +7,9 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox.limits import SandboxLimits
@@ -32,25 +31,15 @@ class FormulaPair:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class FormulaVerdict:
-    """Verdict of one row (`right`, `wrong`, `unparsable` or `timeout`), or why there is none."""
-
-    verdict: str | None = None
-    error: str | None = None
+Verdict: TypeAlias = tuple[str | None, str | None]
+"""`right`, `wrong`, `unparsable` or `timeout`, or why there is no verdict."""
 
 
 class FormulaComparer:
     """Sessions of a sandbox with math-verify, which serve one row after another until one runs out of time.
 
     What runs is math-verify, and only its texts are a stranger's: a machine without layers compares formulas too.
-
-    Args:
-        num_workers: number of rows at the same time.
-        timeout: seconds of processor time for one row.
-
-    Raises:
-        ConfigError: math-verify is not installed.
+    `timeout` has the seconds of processor time for one row. Raises ConfigError if math-verify is not installed.
     """
 
     def __init__(self, *, num_workers: int, timeout: float) -> None:
@@ -73,16 +62,13 @@ class FormulaComparer:
         while self._idle:
             self._idle.pop()[0].close()
 
-    def compare(self, pairs: Sequence[FormulaPair]) -> list[FormulaVerdict]:
+    def compare(self, pairs: Sequence[FormulaPair]) -> list[Verdict]:
         """Return one verdict per row."""
         if self._owner != os.getpid():  # after a fork; the sessions belong to the parent
             self._idle, self._owner, self._lock = [], os.getpid(), threading.Lock()
-        with ThreadPoolExecutor(
-            min(self._sandbox.num_workers, len(pairs)), thread_name_prefix="gym_rm math"
-        ) as threads:
-            return list(threads.map(self._compare, pairs))
+        return self._sandbox.map(self._compare, pairs)
 
-    def _compare(self, pair: FormulaPair) -> FormulaVerdict:
+    def _compare(self, pair: FormulaPair) -> Verdict:
         """Return the verdict of one row. A row that others hindered is tried once more."""
         for _ in range(2):
             session, rows = self._take()
@@ -94,25 +80,25 @@ class FormulaComparer:
                 session.close()
             if verdict is not None:
                 return verdict
-        return FormulaVerdict(error="the process that compares formulas was killed twice, or got no processor time")
+        return None, "the process that compares formulas was killed twice, or got no processor time"
 
-    def _compare_in(self, session: SandboxSession, pair: FormulaPair) -> FormulaVerdict | None:
+    def _compare_in(self, session: SandboxSession, pair: FormulaPair) -> Verdict | None:
         """Return the verdict of one row, or None if the process was killed, or waited too long for a processor."""
         references = list(pair.references)
         reply = self._call(session, "read_references", [references])
         if reply.status in ("killed", "time"):
             return None
         if _out_of_time(reply):
-            return FormulaVerdict(error=f"the reference answer was not parsed within {self._timeout} s")
+            return None, f"the reference answer was not parsed within {self._timeout} s"
         if reply.status != "ok" or reply.value is not True:
-            return FormulaVerdict(error="the reference answer cannot be parsed")
+            return None, "the reference answer cannot be parsed"
         reply = self._call(session, "compare", [references, pair.answer])
         if reply.status in ("killed", "time"):
             return None
         if _out_of_time(reply):
-            return FormulaVerdict("timeout")
-        known = reply.status == "ok" and reply.value in ("right", "wrong", "unparsable")
-        return FormulaVerdict(reply.value if known else "unparsable")
+            return "timeout", None
+        known = reply.status == "ok" and reply.value in ("right", "wrong")
+        return reply.value if known else "unparsable", None
 
     def _call(self, session: SandboxSession, name: str, arguments: list[Any]) -> SandboxReply:
         return session.call(name, [*arguments, self._timeout], limit=TimeLimit(WALL_SECONDS * self._timeout))

@@ -27,7 +27,7 @@ def parsed(text: str) -> list[Any]:
     """Return what math-verify reads in LaTeX, nothing if it is no formula."""
     try:
         formulas: list[Any] = parse(f"\\boxed{{{text}}}", CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
-    except (Exception, RecursionError, MemoryError):
+    except Exception:  # also RecursionError and MemoryError
         return []
     return formulas
 
@@ -52,22 +52,16 @@ def read_references(texts: list[str], seconds: float) -> bool:
 
 def compare(references: list[str], answer: str, seconds: float) -> str:
     """Return whether an answer equals one of the references: `right`, `wrong` or `unparsable`."""
+    known = [formula for text in references for formula in parsed_references[text]]
+    is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
     with processor_time(seconds):
-        return verdict(references, answer)
-
-
-def verdict(references: list[str], answer: str) -> str:
-    """Return `right`, `wrong` or `unparsable`."""
-    formulas = parsed(answer)
-    if not formulas:
-        return "unparsable"
-    try:
-        known = [formula for text in references for formula in parsed_references[text]]
-        is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
-        forms = [(known, formulas)]
-        if (changed := (exact(known), exact(formulas))) != forms[0]:  # 2^{0.5} is a root
-            forms.append(changed)
-        right = any(verify(*each, timeout_seconds=None, allow_set_relation_comp=is_set) for each in forms)
-        return "right" if right else "wrong"
-    except (Exception, RecursionError, MemoryError):
-        return "unparsable"
+        if not (formulas := parsed(answer)):
+            return "unparsable"
+        try:
+            forms = [(known, formulas)]
+            if (changed := (exact(known), exact(formulas))) != forms[0]:  # 2^{0.5} is a root
+                forms.append(changed)
+            right = any(verify(*each, timeout_seconds=None, allow_set_relation_comp=is_set) for each in forms)
+            return "right" if right else "wrong"
+        except Exception:  # also RecursionError and MemoryError
+            return "unparsable"

@@ -139,13 +139,10 @@ def parse_number(text: str) -> Number | None:
     name = named["name"] if named else ""
     rest = text[named.end() :] if named else text
     match = _NUMBER.match(rest)
-    if match is None or match.end() == 0:
-        return None
+    assert match is not None  # all of its parts are optional
     try:
         value = _value(match)
     except (ValueError, ZeroDivisionError):
-        return None
-    if value is None:
         return None
     rest = rest[match.end() :]
     if found := _MULTIPLIER.match(rest):
@@ -169,8 +166,8 @@ def decimal_comma(text: str) -> Number | None:
     return parse_number(with_point) if found else None
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a match of `_NUMBER`, None if it has no digits."""
+def _value(match: re.Match[str]) -> Fraction:
+    """Return the value of a match of `_NUMBER`. Raises ValueError if it has no digits, or is too large or small."""
     part = match.groupdict()
     if part["over"] or part["short"]:
         over, under = (part["over"], part["under"]) if part["over"] else tuple(part["short"])
@@ -179,15 +176,13 @@ def _value(match: re.Match[str]) -> Fraction | None:
         value = Fraction(part["european"].replace(".", "").replace(" ", "").replace(",", "."))
     else:
         digits = re.sub(r"[ ,']", "", part["digits"] or "") + (part["decimals"] or "")
-        if not any(each.isdigit() for each in digits):
-            return None
-        value = Fraction(digits.rstrip(".") if digits.endswith(".") else digits)
+        value = Fraction(digits.removesuffix("."))
         if part["cycle"]:
             fixed = len(part["decimals"] or ".") - 1
             value += Fraction(int(part["cycle"]), (10 ** len(part["cycle"]) - 1) * 10**fixed)
         exponent = int(part["exponent"] or part["power"] or 0)
         if abs(exponent) > MAX_EXPONENT:
-            return None
+            raise ValueError(f"the exponent {exponent}")
         value *= Fraction(10) ** exponent
         for over, under in (("mixed_over", "mixed_under"), ("part_over", "part_under")):
             if part[over]:

@@ -32,7 +32,6 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 VERDICTS = ("right", "wrong", "no_answer", "unparsable", "timeout")
-_UNPARSABLE_GOLD = "the reference answer cannot be parsed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class MathScorer(NeverCopied):
         verdicts = dict(zip(unique, self._comparer.compare(unique), strict=True))
         for row in rows:
             if row.formulas is not None:
-                row.verdict, row.error = verdicts[row.formulas].verdict, verdicts[row.formulas].error
+                row.verdict, row.error = verdicts[row.formulas]
 
     def _row(self, conversation: Conversation, prompt: Prompt | None) -> _Row:
         turn = next((each for each in reversed(conversation) if each["role"] == "assistant"), None)
@@ -169,7 +168,7 @@ class MathScorer(NeverCopied):
         if self._style == "choice" and not all(gold.letter for gold in golds):
             return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
         if not all(gold.number or gold.letter or gold.words or gold.latex for gold in golds):
-            return _Row(error=f"{_UNPARSABLE_GOLD}: {texts[0]!r:.200}")
+            return _Row(error=f"the reference answer cannot be parsed: {texts[0]!r:.200}")
         letter = self._style in ("auto", "answer", "choice") and all(gold.letter is not None for gold in golds)
         numeric = any(gold.number is not None for gold in golds)
         found = answers.extract(reply, self._style, letter=letter, numeric=numeric)

@@ -57,13 +57,7 @@ Row: TypeAlias = tuple[bytes, ...]
 
 
 def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
-    """Yield lists of consecutive rows, each as long as both limits allow.
-
-    Args:
-        sizes: bytes of each row, `[N]`.
-        max_bytes: most bytes of the rows of a list; a larger row is alone.
-        max_rows: most rows of a list.
-    """
+    """Yield lists of consecutive rows of these sizes in bytes, as long as both limits allow; a larger row is alone."""
     chunk: list[int] = []
     total = 0
     for row, size in enumerate(sizes):
@@ -92,21 +86,15 @@ class GymRMProtocol:
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
         """Return the conversations and, if one of them has a prompt, the prompts."""
-        prompts = [row[1] for row in rows]
-        listed = b"null" if all(each == b"null" for each in prompts) else _list(prompts)
-        return b'{"conversations":%b,"prompts":%b,"turns":"%b"}' % (
-            _list([row[0] for row in rows]),
-            listed,
-            turns.encode(),
-        )
+        conversations, prompts = (b"[" + b",".join(parts) + b"]" for parts in zip(*rows, strict=True))
+        prompts = prompts if any(row[1] != b"null" for row in rows) else b"null"
+        return b'{"conversations":%b,"prompts":%b,"turns":"%b"}' % (conversations, prompts, turns.encode())
 
     def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
         """Return the scores; other fields than those of `Scores` are ignored."""
-        known = {each.name for each in dataclasses.fields(Scores)}
-        provenance = {each.name for each in dataclasses.fields(Provenance)}
-        plain = {name: value for name, value in _mapping(reply).items() if name in known}
+        plain = _fields(Scores, _mapping(reply))
         if isinstance(made := plain.get("provenance"), Mapping):
-            plain["provenance"] = {name: value for name, value in made.items() if name in provenance}
+            plain["provenance"] = _fields(Provenance, made)
         try:
             scores = Scores.from_dict(plain)
         except (ConfigError, TypeError) as invalid:
@@ -123,21 +111,14 @@ class GymRMProtocol:
 
 
 def read_info(info: Any) -> Served:
-    """Return what `GET /info` says.
-
-    Raises:
-        InvalidReply: the reply breaks the protocol.
-    """
+    """Return what `GET /info` says. Raises InvalidReply."""
     info = _mapping(info)
-    known = {each.name for each in dataclasses.fields(Provenance)}
     made, limits, known_scores = (_mapping(info.get(name) or {}) for name in ("provenance", "limits", "calibration"))
     model = info.get("model")
     if not isinstance(model, str):
         raise InvalidReply(f"model of /info must be a text, got {model!r:.80}")
     try:
-        provenance = Provenance(
-            **{"scorer": "unknown", "model": model, **{name: made[name] for name in made if name in known}}
-        )
+        provenance = Provenance(**{"scorer": "unknown", "model": model, **_fields(Provenance, made)})
     except TypeError as error:
         raise InvalidReply(f"provenance of /info: {error}") from error
     conversations, rewards = known_scores.get("conversations") or [], known_scores.get("rewards") or []
@@ -198,11 +179,7 @@ class VLLMProtocol:
 
 
 def read_models(reply: Any) -> Served:
-    """Return what vLLM's `GET /v1/models` says.
-
-    Raises:
-        InvalidReply: the reply breaks the protocol.
-    """
+    """Return what vLLM's `GET /v1/models` says. Raises InvalidReply."""
     model, owner = first_model(reply)
     return Served("vllm", Provenance(owner, model))
 
@@ -223,14 +200,15 @@ def to_json(value: Any) -> bytes:
         raise ConversationError(f"the conversation cannot be written as JSON: {error}.") from error
 
 
-def _list(parts: Sequence[bytes]) -> bytes:
-    return b"[" + b",".join(parts) + b"]"
-
-
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidReply(f"expected a JSON object, got {value!r:.80}")
     return value
+
+
+def _fields(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values that are fields of a dataclass; a newer server may tell more."""
+    return {each.name: told[each.name] for each in dataclasses.fields(kind) if each.name in told}
 
 
 def _number(value: Any, name: str) -> float:

@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gym_rm.checks import one_of
 from gym_rm.config import divide_settings
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
-from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
+from gym_rm.http_client.responses import FailedAttempt, InvalidReply, NoSuchRoute, Refused, parse_body
 from gym_rm.scorer import NeverCopied
-from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_activation
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
     GymRMProtocol,
@@ -34,6 +34,14 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
 ScoredRows: TypeAlias = tuple[list[int], Scores]
+UNKNOWN_REWARDS: tuple[Conversation, ...] = (
+    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "2 + 2 is 4."}),
+    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is five, I think."}),
+)
+"""Conversations that are scored at the start if no rewards are known."""
+
+TOLERANCE = 0.01
+"""Largest difference from the rewards that a server says it gives, relative to the largest of them."""
 BODY_BYTES = 256  # of a request body without its rows
 QUESTIONS = (("/info", read_info), ("/v1/models", read_models))
 
@@ -129,12 +137,11 @@ class RemoteScorer(NeverCopied):
         self, conversations: Sequence[Conversation], prompts: Prompts, turns: Turns
     ) -> Coroutine[Any, Any, Scores]:
         """Check and encode the conversations, and return what scores them."""
-        if turns not in ("last", "all"):
-            raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
+        one_of("turns", turns, ("last", "all"))
         if self._closed:
             raise RuntimeError("this RemoteScorer is closed; make a new one.")
         conversations, prompts, complete = self._judged.read(conversations, prompts)
-        protocol = self._protocol(self._known())
+        protocol = self._protocol()
         if turns != "last" and isinstance(protocol, VLLMProtocol):
             raise ConfigError(f"turns must be 'last' with the protocol {protocol.name!r}, got {turns!r}.")
         rows: list[Row | ConversationError] = []
@@ -153,7 +160,8 @@ class RemoteScorer(NeverCopied):
         assert self._served is not None, "no server has answered"
         return self._served
 
-    def _protocol(self, served: Served) -> GymRMProtocol | VLLMProtocol:
+    def _protocol(self) -> GymRMProtocol | VLLMProtocol:
+        served = self._known()
         return GymRMProtocol() if served.protocol == "gym_rm" else VLLMProtocol(served.provenance.model)
 
     async def _start(self) -> None:
@@ -179,9 +187,12 @@ class RemoteScorer(NeverCopied):
         await self._client.all_of([self._calibrate(endpoint) for endpoint in endpoints])
 
     async def _recheck(self, endpoint: Endpoint) -> None:
-        """Raise an error if a server that failed must not get requests again yet."""
-        self._accept(endpoint, await self._identify(endpoint, max_retries=0))
-        await self._calibrate(endpoint, max_retries=0)
+        """Raise FailedAttempt or ConfigError if a server that failed must not get requests again yet."""
+        try:
+            self._accept(endpoint, await self._identify(endpoint, max_retries=0))
+            await self._calibrate(endpoint, max_retries=0)
+        except RemoteError as error:
+            raise FailedAttempt(str(error)) from error
 
     def _accept(self, endpoint: Endpoint, served: Served) -> None:
         """Raise ConfigError if this server serves something else than the others."""
@@ -197,39 +208,19 @@ class RemoteScorer(NeverCopied):
         """Ask a server for its protocol and model."""
         reasons = []
         for path, read in QUESTIONS:
-            answer = await self._ask(endpoint, path, read, max_retries)
-            if isinstance(answer, Served):
-                return answer
-            reasons.append(f"GET {path}: {answer}")
+            deadline = asyncio.get_running_loop().time() + self.options.startup_timeout
+            sent = self._client.send(path, read=bytes, deadline=deadline, only=endpoint, max_retries=max_retries)
+            try:
+                return read(parse_body((await sent)[0]))
+            except (NoSuchRoute, Refused, InvalidReply) as error:
+                reasons.append(f"GET {path}: {error}")
         raise ConfigError(f"{endpoint.url} is no server of gym-rm serve or vLLM ({'; '.join(reasons)}); check the URL.")
 
-    async def _ask(
-        self, endpoint: Endpoint, path: str, read: Callable[[Any], Served], max_retries: int | None
-    ) -> Served | str:
-        """Return what `read` makes of the reply to GET, or why there is none."""
-
-        def tolerant(body: bytes) -> Served | str:
-            try:
-                return read(parse_body(body))
-            except InvalidReply as error:
-                return str(error)
-
-        deadline = asyncio.get_running_loop().time() + self.options.startup_timeout
-        try:
-            sent = self._client.send(path, read=tolerant, deadline=deadline, only=endpoint, max_retries=max_retries)
-            return (await sent)[0]
-        except (NoSuchRoute, Refused) as error:
-            return str(error)
-
     async def _calibrate(self, endpoint: Endpoint, max_retries: int | None = None) -> None:
-        """Compare the rewards of a server with those that it tells.
-
-        Raises:
-            ConfigError: a difference is too large.
-        """
+        """Compare the rewards of a server with those that it tells. Raises ConfigError."""
         served = self._known()
         conversations = [conversation for conversation, _ in served.calibration] or list(UNKNOWN_REWARDS)
-        protocol = self._protocol(served)
+        protocol = self._protocol()
         try:
             rows = [protocol.encode(conversation, None) for conversation in conversations]
         except ConversationError as error:
@@ -238,10 +229,7 @@ class RemoteScorer(NeverCopied):
         scores = _in_order(await self._send(list(enumerate(rows)), "last", self._deadline(), send))
         for row in scores.failed_rows:
             raise ConfigError(f"{endpoint.url} cannot score a conversation of the calibration: {scores.errors[row]}.")
-        if served.calibration:
-            compare(endpoint.url, scores.rewards.tolist(), served.calibration)
-        else:
-            suspect_activation(endpoint.url, scores.rewards.tolist())
+        check_rewards(endpoint.url, scores.rewards.tolist(), served.calibration)
 
     async def _score(self, rows: Sequence[Row | ConversationError], turns: Turns) -> Scores:
         """Return the scores of these rows, in order.
@@ -263,8 +251,8 @@ class RemoteScorer(NeverCopied):
             parts = await self._send(wanted, turns, deadline, self._client.send)
             seen = [scores.provenance for _, scores in parts if scores.provenance is not None]
             made = {(each.model, each.revision, each.template_hash) for each in seen}
-            for provenance in seen[-1:]:
-                self._note(provenance)
+            if seen:
+                self._note(seen[-1])
             if len(made) <= 1:
                 return _in_order([*failed, *parts])
         raise RemoteError(
@@ -276,8 +264,7 @@ class RemoteScorer(NeverCopied):
         self, rows: Sequence[tuple[int, Row]], turns: Turns, deadline: float, send: Callable[..., Any]
     ) -> list[ScoredRows]:
         """Return the scores of encoded rows, in requests within the limits of the server."""
-        served = self._known()
-        protocol = self._protocol(served)
+        served, protocol = self._known(), self._protocol()
         share = max(1, math.ceil(len(rows) / len(self.urls)))
         limits = (self.options.max_conversations, share, served.max_conversations, protocol.max_rows)
         sizes = [sum(map(len, row)) + len(row) for _, row in rows]  # with the commas
@@ -313,6 +300,29 @@ class RemoteScorer(NeverCopied):
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.options.timeout
+
+
+def check_rewards(url: str, rewards: Sequence[float], known: Sequence[tuple[Conversation, float]]) -> None:
+    """Compare rewards with those of `/info`; without any, look whether they are the output of an activation.
+
+    Raises:
+        ConfigError: they differ, or all are 1; the message has likely causes.
+    """
+    if not known:
+        if all(reward == 1.0 for reward in rewards):
+            raise ConfigError(f"{url} gives every conversation the reward 1: it applies a softmax to one value.")
+        if all(0 < reward < 1 for reward in rewards):
+            shown = ", ".join(f"{reward:.4g}" for reward in rewards)
+            logger.warning("%s gives rewards between 0 and 1 (%s): it may apply a sigmoid.", url, shown)
+        return
+    allowed = TOLERANCE * max(abs(reward) for _, reward in known) + 1e-6
+    for reward, (conversation, expected) in zip(rewards, known, strict=True):
+        if abs(reward - expected) > allowed:
+            raise ConfigError(
+                f"{url} gives other rewards than its /info says: {reward:.6g} instead of {expected:.6g} for the "
+                f"conversation that ends with {str(conversation[-1]['content'])[-60:]!r}. It may apply an activation, "
+                "or something between changes conversations or rewards, or another server is at this URL."
+            )
 
 
 def _failed(error: str) -> Scores:
