@@ -88,8 +88,7 @@ def make_tiles(
     """Group queries into tiles: the queries of one page, each in the row of its position.
 
     Args:
-        tree: the tree.
-        pages: its pages.
+        tree, pages: the tree and its pages.
         queries: int64 `[Q]`, increasing tree indices.
         window: sliding window of the attention, or None.
         most_pages: maximum number of pages of keys in one group of tiles, to bound memory.

@@ -25,7 +25,7 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, RunResult, Scheduler
+from gym_rm.engine.schedule import Budget, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
@@ -38,7 +38,6 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
-
 
 Item = TypeVar("Item")
 
@@ -225,16 +224,17 @@ class RewardModelScorer:
         """
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
-        return self._judged.score(conversations, prompts, lambda judged, _: self._score(judged, turns))
 
-    def _score(self, conversations: Sequence[Conversation], turns: Turns) -> Scores:
-        with self._lock:
-            start = time.perf_counter()
-            rendered = self._render(conversations, turns)
-            call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
-            seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return self._collect(call, result, seconds, all_turns=turns == "all")
+        def render(conversations: Sequence[Conversation]) -> list[RenderedRow]:
+            if turns == "all":
+                return _each(conversations, self.renderer.encode_turns)
+            encoded = self.renderer.encode(conversations)
+            return [row if isinstance(row, ConversationError) else [row] for row in encoded]
+
+        def score(judged: Sequence[Conversation], prompts: Prompts) -> Scores:
+            return self._score(lambda: render(judged), all_turns=turns == "all")
+
+        return self._judged.score(conversations, prompts, score)
 
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
@@ -256,13 +256,8 @@ class RewardModelScorer:
                 f"a reward model of kind {self.kind.name!r} needs to know where the reply starts; pass conversations "
                 "to score()."
             )
-        with self._lock:
-            start = time.perf_counter()
-            rendered = _each(texts, lambda text: [self.renderer.encode_text(text, add_special_tokens)])
-            call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
-            seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return self._collect(call, result, seconds)
+        encode = self.renderer.encode_text
+        return self._score(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)]))
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -303,25 +298,22 @@ class RewardModelScorer:
         with self._lock:
             self.executor.close()
 
-    # --- the steps of a call -----------------------------------------------------------------------------------
-
-    def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[RenderedRow]:
-        if turns == "all":
-            return _each(conversations, self.renderer.encode_turns)
-        encoded = self.renderer.encode(conversations)
-        return [row if isinstance(row, ConversationError) else [row] for row in encoded]
-
-    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
-        """Return the scores of a call, whose rendering took `seconds`."""
-        call.reduce(result)
-        if any(sequence.truncated_tokens for sequence in call.sequences):
-            warn_once(
-                f"conversations longer than max_length={self.renderer.max_length} are cut "
-                f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
-            )
-        workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
-        scores = call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
-        return scores.raise_for_errors()
+    def _score(self, render: Callable[[], list[RenderedRow]], *, all_turns: bool = False) -> Scores:
+        """Render conversations or texts, and return their scores."""
+        with self._lock:
+            start = time.perf_counter()
+            call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
+            seconds = time.perf_counter() - start
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            call.reduce(result)
+            if any(sequence.truncated_tokens for sequence in call.sequences):
+                warn_once(
+                    f"conversations longer than max_length={self.renderer.max_length} are cut "
+                    f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
+                )
+            workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
+            scores = call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
+            return scores.raise_for_errors()
 
 
 def load_reward_model(

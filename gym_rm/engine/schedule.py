@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
-from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_layout
 from gym_rm.errors import logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
@@ -77,12 +77,7 @@ class Scheduler:
         self.budget = info.max_num_batched_tokens if budget == "auto" else budget
 
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
-        """Run M sequences and return their values; a failed batch affects only its own sequences.
-
-        Args:
-            sequences: M sequences.
-            executor: executor that runs the batches.
-        """
+        """Run M sequences and return their values; a failed batch affects only its own sequences."""
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self.budget
@@ -93,8 +88,12 @@ class Scheduler:
             started = time.perf_counter()
             plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
-            values = zip(plan.batches, executor.run(plan.batches), strict=True)
-            outcomes = [_of_shape((batch.num_reads, self._info.num_values), outcome) for batch, outcome in values]
+            outcomes = executor.run(plan.batches)
+            for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
+                shape = batch.num_reads, self._info.num_values
+                if outcome.values is not None and outcome.values.shape != shape:  # as of a replaced head
+                    reason = f"the model must return values of the shape {shape}, got {outcome.values.shape}"
+                    outcomes[b] = BatchResult(error=reason)
             result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
             too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
             if broken:
@@ -147,40 +146,26 @@ class Scheduler:
 
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
         """Return the batches; for several replicas, those that they finish earliest."""
-        plan = self._plan_within(sequences, budget, alone)
+
+        def plan_within(budget: int) -> BatchPlan:
+            width = self._info.max_width
+            return plan_layout(self.layout, sequences, max_num_batched_tokens=budget, max_width=width, alone=alone)
+
+        plan = plan_within(budget)
         replicas = self._info.num_replicas
         if replicas == 1 or alone or self.layout == "one_by_one":
             return plan
         longest = max((len(sequence.input_ids) for sequence in sequences), default=0)
-        total = _cost_of(plan.batches)
+        total = sum(batch.input_ids.size + BATCH_TOKENS for batch in plan.batches)
         rounds = -(-total // (replicas * budget))
         # Equal shares; finer ones, which balance better; and shares of a long prefix that every batch must repeat.
         budgets = {-(-total // (replicas * rounds * pieces)) for pieces in (1, 2, 4)}
         budgets |= {longest - (longest - total) // (replicas * rounds)}
         for smaller in sorted({min(budget, max(each, longest)) for each in budgets} - {budget}, reverse=True):
-            other = self._plan_within(sequences, smaller, alone)
+            other = plan_within(smaller)
             if _finish(other.batches, replicas) < _finish(plan.batches, replicas):
                 plan = other
         return plan
-
-    def _plan_within(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
-        if self.layout == "tree":
-            return plan_trees(sequences, max_num_batched_tokens=budget, alone=alone)
-        exact = self.layout == "one_by_one"
-        return plan_padded(
-            sequences,
-            max_num_batched_tokens=budget,
-            max_width=self._info.max_width,
-            alone=alone or exact,
-            exact=exact,
-        )
-
-
-def _of_shape(shape: tuple[int, int], outcome: BatchResult) -> BatchResult:
-    """Return the values of a batch if they have this shape; otherwise, as of a replaced head, an error."""
-    if outcome.values is None or outcome.values.shape == shape:
-        return outcome
-    return BatchResult(error=f"the model must return values of the shape {shape}, got {outcome.values.shape}")
 
 
 def _collect(
@@ -212,10 +197,6 @@ def _collect(
         else:
             broken.append(m)
     return too_large, broken
-
-
-def _cost_of(batches: Sequence[Batch]) -> int:
-    return sum(batch.input_ids.size + BATCH_TOKENS for batch in batches)
 
 
 def _finish(batches: Sequence[Batch], replicas: int) -> int:

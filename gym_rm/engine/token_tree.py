@@ -82,11 +82,6 @@ class TokenTree:
         depths: IntArray = np.arange(len(self)) - ended
         return depths
 
-    @functools.cached_property
-    def node_starts(self) -> IntArray:
-        """Indices where nodes start; a node is a run of tokens without a branching point."""
-        return np.flatnonzero(np.diff(self.subtree_end, prepend=-1))
-
     def ancestors(self, index: int) -> IntArray:
         """Return the indices of the tokens from the start of a sequence up to and including `index`."""
         before = np.arange(index + 1)
@@ -191,6 +186,27 @@ def plan_trees(
     return BatchPlan(tuple(trees), value_index, batch_of)
 
 
+def plan_layout(
+    layout: Layout,
+    sequences: Sequence[TokenSequence],
+    *,
+    max_num_batched_tokens: int,
+    max_width: int | None = None,
+    alone: bool = False,
+) -> BatchPlan:
+    """Pack sequences into batches of a layout; see `plan_trees` and `plan_padded`."""
+    if layout == "tree":
+        return plan_trees(sequences, max_num_batched_tokens=max_num_batched_tokens, alone=alone)
+    exact = layout == "one_by_one"
+    return plan_padded(
+        sequences,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_width=max_width,
+        alone=alone or exact,
+        exact=exact,
+    )
+
+
 def padded_width(length: int, limit: int | None) -> int:
     """Return the width of padded batches for sequences of this length.
 
@@ -234,29 +250,23 @@ def plan_padded(
     batch_of = np.empty(len(sequences), dtype=np.int64)
     batches: list[PaddedBatch] = []
     num_values = 0
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        width, full = width_of(order[start])
+    for (width, _), of_width in itertools.groupby(order, key=width_of):
+        same = list(of_width)
         most = 1 if alone else max(1, max_num_batched_tokens // width)
-        while stop < len(order) and stop - start < most and width_of(order[stop]) == (width, full):
-            stop += 1
-        rows = order[start:stop]
-        members = [sequences[row] for row in rows]
-        lengths = np.array([len(member.input_ids) for member in members], dtype=np.int64)
-        input_ids = np.zeros((len(members), width), dtype=np.int32)
-        for k, member in enumerate(members):
-            input_ids[k, : lengths[k]] = member.input_ids
-        reads = []
-        for k, row in enumerate(rows):
-            positions = sequences[row].read_positions
-            reads.append(np.stack([np.full_like(positions, k), positions], axis=1))
-            value_index[read_starts[row] : read_starts[row + 1]] = num_values + np.arange(len(positions))
-            num_values += len(positions)
-        batch_of[rows] = len(batches)
-        seconds = [len(m.input_ids) if m.second_segment is None else m.second_segment for m in members]
-        batches.append(PaddedBatch(input_ids, lengths, np.array(seconds, dtype=np.int64), np.concatenate(reads)))
-        start = stop
+        for rows in (same[start : start + most] for start in range(0, len(same), most)):
+            members = [sequences[row] for row in rows]
+            lengths = np.array([len(member.input_ids) for member in members], dtype=np.int64)
+            input_ids = np.zeros((len(members), width), dtype=np.int32)
+            reads = []
+            for k, (row, member) in enumerate(zip(rows, members, strict=True)):
+                input_ids[k, : lengths[k]] = member.input_ids
+                positions = member.read_positions
+                reads.append(np.stack([np.full_like(positions, k), positions], axis=1))
+                value_index[read_starts[row] : read_starts[row + 1]] = num_values + np.arange(len(positions))
+                num_values += len(positions)
+            batch_of[rows] = len(batches)
+            seconds = [len(m.input_ids) if m.second_segment is None else m.second_segment for m in members]
+            batches.append(PaddedBatch(input_ids, lengths, np.array(seconds, dtype=np.int64), np.concatenate(reads)))
     return BatchPlan(tuple(batches), value_index, batch_of)
 
 

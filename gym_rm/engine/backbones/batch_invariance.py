@@ -120,9 +120,6 @@ class BatchInvariant(TorchFunctionMode):
     It changes how the functions of `RULES` are computed, also in the code of a model: products with a weight `[K, N]`
     run on padded rows, convolutions on one sequence at a time, activations on padded sizes. Results change only by
     rounding.
-
-    Args:
-        rows: numbers of rows of every product.
     """
 
     def __init__(self, rows: Rows | None = None) -> None:

@@ -140,11 +140,6 @@ def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, Tensor
     return inputs
 
 
-def is_dispatched(model: PreTrainedModel) -> bool:
-    """Return whether accelerate replaced the forward, to move inputs between devices."""
-    return hasattr(model, "_hf_hook")
-
-
 def num_embeddings(model: PreTrainedModel) -> int | None:
     """Return the number of token ids that have an embedding; None if the model has no embedding table."""
     table = _embedding_table(model)

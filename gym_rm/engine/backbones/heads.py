@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from gym_rm.engine.backbones.batch_invariance import ROWS, Rows
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
-from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
 LOGITS_AT_ONCE = 1 << 26  # maximum number of logits in memory: 256 MiB in float32
@@ -29,36 +28,8 @@ SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multipl
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
-class Head(Protocol):
-    """Function from hidden states `[R, hidden]` to values `[R, num_values]`."""
-
-    num_values: int
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return the values in float32."""
-        ...
-
-
-def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
-    """Return the head of a loaded model for a readout.
-
-    Raises:
-        ConfigError: the model has no such module, or computes its logits in an unsupported way.
-    """
-    match readout:
-        case readouts.ModuleHead(name):
-            return AppliedModule(model, name)
-        case readouts.TokenLogits(token_ids):
-            return OutputLayer(model, token_ids)
-    raise AssertionError(f"expected a readout of single hidden states, got {readout}")
-
-
 class AppliedModule:
-    """A module of the model as its head, applied in float32.
-
-    Args:
-        model: the whole model.
-        name: name of the module, which contains at least one linear layer.
+    """A module of the model as its head, applied in float32; it contains at least one linear layer.
 
     Raises:
         ConfigError: the model has no such module, or it is a sequence classifier that returns other values than those
@@ -166,15 +137,15 @@ class OutputLayer:
             return (inputs[1], *given[1:])
 
         ids = _some_ids(self.model)
-        hook = layer.register_forward_pre_hook(replace)
-        try:
+        with layer.register_forward_pre_hook(replace):
             expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        finally:
-            hook.remove()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         if inputs and _equal(inputs[0][0, -1].to(hidden.device), hidden[0, -1]):
             outputs = layer(inputs[1])[0].to(expected.device)
-            scales = [1.0, *(value for name in SCALES for value in _with_inverse(getattr(config, name, None)))]
+            settings = (getattr(config, name, None) for name in SCALES)
+            # Some models multiply by their setting, and others divide.
+            pairs = ((float(value), 1 / float(value)) for value in settings if isinstance(value, int | float) and value)
+            scales = [1.0, *itertools.chain.from_iterable(pairs)]
             caps = [*(float(cap) for name in CAPS if (cap := getattr(config, name, None))), None]
             for scale, cap in itertools.product(scales, caps):
                 if _equal(_scaled_and_capped(outputs, scale, cap), expected):
@@ -206,11 +177,6 @@ def _equal(got: Tensor, expected: Tensor) -> bool:
     return bool((difference <= 4 * torch.finfo(got.dtype).eps * largest).all())
 
 
-def _with_inverse(value: Any) -> tuple[float, ...]:
-    """Return a scale and its inverse: some models multiply by their setting, and others divide."""
-    return (float(value), 1 / float(value)) if isinstance(value, int | float) and value else ()
-
-
 def _some_ids(model: PreTrainedModel) -> Tensor:
     """Return a few token ids `[1, 8]` for a comparison with the model's own output; none of them is padding."""
     config = model.config.get_text_config()
@@ -222,13 +188,10 @@ def _some_ids(model: PreTrainedModel) -> Tensor:
 @contextlib.contextmanager
 def infinities_as_nan(*modules: nn.Module) -> Iterator[None]:
     """Let modules return NaN for infinite numbers, which the next activation could turn into plausible ones."""
-    parts = [part for module in modules for part in module.modules()]
-    hooks = [part.register_forward_hook(lambda part, inputs, output: _nan_if_infinite(output)) for part in parts]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for part in (part for module in modules for part in module.modules()):
+            hooks.enter_context(part.register_forward_hook(lambda part, inputs, output: _nan_if_infinite(output)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _nan_if_infinite(x: Any) -> Any:

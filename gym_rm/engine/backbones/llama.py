@@ -62,7 +62,6 @@ class Attention(Protocol):
             window: sliding window of the layer, or None.
             only_reads: whether the queries are those that are read.
         """
-        ...
 
 
 def llama_code(backbone: Any) -> Code | None:
@@ -175,7 +174,10 @@ def _layer(
     layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
 ) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
-    return _add_mlp(_add_attention(layer, number, x, rotary, attention, call, reads), layer, call)
+    x, mlp = _add_attention(layer, number, x, rotary, attention, call, reads), layer.mlp
+    inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
+    gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
+    return _add_product(x, silu_times(gate, up, call), mlp.down_proj, call)
 
 
 def _add_attention(
@@ -196,13 +198,6 @@ def _add_attention(
     return _add_product(x, attended.reshape(x.shape[0], -1).contiguous(), module.o_proj, call)
 
 
-def _add_mlp(x: Tensor, layer: Any, call: Call) -> Tensor:
-    mlp = layer.mlp
-    inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
-    gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
-    return _add_product(x, silu_times(gate, up, call), mlp.down_proj, call)
-
-
 def _heads(module: Any, name: str, inputs: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
     """Return queries, keys or values `[T, heads, D]`, normed if the layer does so."""
     states = _product(getattr(module, f"{name}_proj"), inputs, dtype, call)
@@ -217,10 +212,8 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
 
 
 def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
-    if isinstance(x, Tensor):
-        product: Tensor = call(linear, x, module.weight, module.bias)
-    else:
-        product = call(module.product, x, dtype)
+    whole = isinstance(x, Tensor)
+    product: Tensor = call(linear, x, module.weight, module.bias) if whole else call(module.product, x, dtype)
     return product
 
 

@@ -144,11 +144,6 @@ FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float
 def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
     """Replace the linear layers of a model's backbone in place; the head does not change.
 
-    Args:
-        model: model to change.
-        quantization: format of the products.
-        device: device of the model.
-
     Raises:
         ConfigError: the device does not support the format, or the backbone has no linear layers, or so small ones that
             quantising their inputs takes longer than 8-bit products save.

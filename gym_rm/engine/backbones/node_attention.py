@@ -37,11 +37,7 @@ class PartQueries:
 
 
 class NodeAttention:
-    """One token tree for the attention of a training step; masks are computed once for all layers.
-
-    Args:
-        tree: the token tree.
-    """
+    """One token tree for the attention of a training step; masks are computed once for all layers."""
 
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
@@ -113,7 +109,7 @@ class NodeAttention:
 
 def part_starts(tree: TokenTree) -> IntArray:
     """Return where the parts of a tree start: subtrees of at most `SMALL` tokens, and the nodes above them."""
-    nodes = tree.node_starts
+    nodes = np.flatnonzero(np.diff(tree.subtree_end, prepend=-1))
     small = tree.subtree_end[nodes] - nodes <= SMALL
     parents = tree.parents[nodes]
     inside = np.zeros(len(nodes), dtype=np.bool_)  # of a small subtree, below its first node

@@ -128,19 +128,9 @@ class PrefixCache:
         kept = [indices for _, indices in new.values()]
         kept_slots = [block * CACHE_BLOCK_SIZE + np.arange(CACHE_BLOCK_SIZE) for block, _ in new.values()]
         nothing = np.empty(0, dtype=np.int64)
-        on_device = (
-            computed,
-            given,
-            slots[given],
-            np.concatenate([nothing, *kept]),
-            np.concatenate([nothing, *kept_slots]),
-        )
-        yield KnownPrefixes(
-            computed,
-            self._pools,
-            self.num_blocks * CACHE_BLOCK_SIZE,
-            *(to_device(indices, device) for indices in on_device),
-        )
+        new_tokens = (np.concatenate([nothing, *arrays]) for arrays in (kept, kept_slots))
+        on_device = (to_device(indices, device) for indices in (computed, given, slots[given], *new_tokens))
+        yield KnownPrefixes(computed, self._pools, self.num_blocks * CACHE_BLOCK_SIZE, *on_device)
         self.reused_tokens += len(given)
         for key, (block, _) in reversed(new.items()):
             self._blocks[key] = block

@@ -6,7 +6,7 @@ Shapes: values are float32 `[R, K]`, K numbers for each of the R positions where
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs, require_supported
+from gym_rm.engine.backbones.decoder import DecoderBackbone, plain_inputs, require_supported
 from gym_rm.engine.backbones.devices import device_of, to_device
-from gym_rm.engine.backbones.heads import OutputLayer, infinities_as_nan, make_head
+from gym_rm.engine.backbones.heads import AppliedModule, OutputLayer, infinities_as_nan
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
@@ -56,13 +56,20 @@ class HeadedDecoder(RewardModel):
     def __init__(self, model: PreTrainedModel, readout: readouts.Readout, prefix_cache: PrefixCache | None) -> None:
         self._backbone = DecoderBackbone(model, prefix_cache)
         super().__init__(model, decoders=(self._backbone,))
-        self._head = make_head(readout, model)
+        self._head: AppliedModule | OutputLayer
+        if isinstance(readout, readouts.TokenLogits):
+            self._head = OutputLayer(model, readout.token_ids)
+        else:
+            assert isinstance(readout, readouts.ModuleHead)
+            self._head = AppliedModule(model, readout.name)
         self.num_values = self._head.num_values
 
     def values(self, batch: Batch) -> Tensor:
         """Return the values of the head."""
         (model,) = self.models
-        if model._forward_hooks or model._forward_pre_hooks or ("forward" in vars(model) and not is_dispatched(model)):
+        # With a `_hf_hook`, accelerate replaced the forward, to move inputs between devices.
+        replaced = "forward" in vars(model) and not hasattr(model, "_hf_hook")
+        if model._forward_hooks or model._forward_pre_hooks or replaced:
             warn_once(
                 f"the hooks and the replaced forward of {type(model).__name__} do not run, because scoring runs its "
                 "backbone and its head; change these modules."
@@ -139,20 +146,18 @@ class Classifier(RewardModel):
         assert isinstance(batch, PaddedBatch), "encoders need padded batches"
         (model,) = self.models
         inputs = plain_inputs(batch, model)
-        heads = dict(_heads_of(model))
+        heads = {name: module for name, module in model.named_children() if name != model.base_model_prefix}
         cast = {
             f"{name}.{key}": parameter.float()
             for name, module in heads.items()
             for key, parameter in module.named_parameters()
         }
+        poolers = filter(None, [getattr(model.base_model, "pooler", None)])
         # The hooks are removed after this forward, because the model may also be used outside the scorer.
-        hooks = [module.register_forward_pre_hook(_to_float32) for module in heads.values()]
-        try:
-            with infinities_as_nan(*heads.values(), *filter(None, [getattr(model.base_model, "pooler", None)])):
-                logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with contextlib.ExitStack() as hooks, infinities_as_nan(*heads.values(), *poolers):
+            for module in heads.values():
+                hooks.enter_context(module.register_forward_pre_hook(_to_float32))
+            logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
         return logits.float()[to_device(np.ascontiguousarray(batch.read_positions[:, 0]), logits.device)]
 
 
@@ -174,11 +179,6 @@ def make_reward_model(
             assert reference is not None
             return PolicyAndReference(model, reference)
     return HeadedDecoder(model, readout, prefix_cache)
-
-
-def _heads_of(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Return the modules outside the backbone, with their names."""
-    return ((name, module) for name, module in model.named_children() if name != model.base_model_prefix)
 
 
 def _to_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

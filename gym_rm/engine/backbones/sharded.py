@@ -14,7 +14,8 @@ checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,6 @@ class Ranks:
     group: dist.ProcessGroup
     index: int
     size: int
-
-    @classmethod
-    def of(cls, group: dist.ProcessGroup) -> Ranks:
-        """Return the ranks of a process group."""
-        return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of x `[..., N]` over all ranks, added in the order of the ranks."""
@@ -154,35 +150,29 @@ class GatheredLinear(ColumnParallelLinear):
 class WholeWeights:
     """Context in which a module has its whole weights; outside, it has this rank's part of them.
 
+    Its two methods are also hooks before and after the forward of a layer.
+
     Args:
-        weights: pairs of a submodule and the name of a weight of which this rank has some rows.
-        sizes: number of rows of each whole weight.
-        ranks: the ranks that have the other rows.
+        weights: submodule and name of each weight, and the function of this rank's part that returns the whole one.
     """
 
-    def __init__(self, weights: list[tuple[nn.Module, str]], sizes: list[int], ranks: Ranks) -> None:
+    def __init__(self, weights: Sequence[tuple[nn.Module, str, Callable[[Tensor], Tensor]]]) -> None:
         self._weights = weights
-        self._parts = [module._parameters[name] for module, name in weights]
-        self._sizes = sizes
-        self._ranks = ranks
+        self._parts = [module._parameters[name] for module, name, _ in weights]
 
-    def __enter__(self) -> None:
-        for (module, name), part, size in zip(self._weights, self._parts, self._sizes, strict=True):
+    def __enter__(self, *arguments: object) -> None:
+        for (module, name, gather), part in zip(self._weights, self._parts, strict=True):
             assert part is not None
-            whole = self._ranks.concatenate(part.detach(), size, 0)
-            module._parameters[name] = nn.Parameter(whole, requires_grad=False)
+            module._parameters[name] = nn.Parameter(gather(part.detach()), requires_grad=False)
 
     def __exit__(self, *error: object) -> None:
-        for (module, name), part in zip(self._weights, self._parts, strict=True):
+        for (module, name, _), part in zip(self._weights, self._parts, strict=True):
             module._parameters[name] = part
 
-    def before(self, *arguments: object) -> None:
-        """Gather the weights; a hook that runs before the module's forward."""
-        self.__enter__()
-
-    def after(self, *arguments: object) -> None:
-        """Keep this rank's part only; a hook that runs after the module's forward."""
-        self.__exit__()
+    def run_in(self, layer: nn.Module) -> None:
+        """Let the forward of a module run in this context."""
+        layer.register_forward_pre_hook(self.__enter__)
+        layer.register_forward_hook(self.__exit__, always_call=True)
 
 
 def whole_weights(module: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -286,9 +276,10 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     placed = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if is_sharded(tensor)}
     if not placed:
         raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
-    ranks = Ranks.of(next(iter(placed.values())).device_mesh.get_group())
+    group = next(iter(placed.values())).device_mesh.get_group()
+    ranks = Ranks(group, dist.get_rank(group), dist.get_world_size(group))
     local: dict[int, nn.Parameter] = {}
-    layers: dict[str, list[tuple[nn.Module, str, int]]] = {}
+    layers: dict[str, list[tuple[nn.Module, str, Callable[[Tensor], Tensor]]]] = {}
     parts: dict[str, Part] = {}
     for name, module in model.named_modules():
         style = plan.get(with_wildcards(name), "")
@@ -307,14 +298,17 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
             module._parameters[last] = local[id(tensor)]
             parts[f"{name}.{last}"] = Part.of(tensor)
             if layer is not None:
-                layers.setdefault(layer, []).append((module, last, len(tensor)))
+                gathered = functools.partial(ranks.concatenate, size=len(tensor), dim=0)
+                layers.setdefault(layer, []).append((module, last, gathered))
         if divided:
             _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
         if experts:
             module.__class__ = type(f"Divided{type(module).__name__}", (SummedExperts, type(module)), {})
             vars(module)["ranks"] = ranks
-    for layer, weights in layers.items():
-        _gather(model.get_submodule(layer), weights, ranks)
+    for name, weights in layers.items():
+        module = model.get_submodule(name)
+        context = vars(module)["whole_weights"] = WholeWeights(weights)
+        context.run_in(module)
     vars(model).update(ranks=ranks, parts=parts)
     return model
 
@@ -346,13 +340,6 @@ def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ran
     # An embedding of another class may scale its rows; its forward calls that of nn.Embedding.
     module.__class__ = divided if issubclass(divided, own) else type(f"Divided{own.__name__}", (own, divided), {})
     vars(module)["ranks"] = ranks
-
-
-def _gather(layer: nn.Module, weights: list[tuple[nn.Module, str, int]], ranks: Ranks) -> None:
-    context = WholeWeights([(module, name) for module, name, _ in weights], [size for *_, size in weights], ranks)
-    vars(layer)["whole_weights"] = context
-    layer.register_forward_pre_hook(context.before)
-    layer.register_forward_hook(context.after, always_call=True)
 
 
 def layer_of(name: str) -> str | None:

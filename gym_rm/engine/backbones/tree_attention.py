@@ -143,36 +143,50 @@ class TreeAttention:
         only_reads: bool = False,
     ) -> Tensor:
         """Return the attention output `[1, Q, H, D]` of all tokens that are computed, or of those that are read."""
-        options: dict[str, Any] = {"softcap": softcap, "sinks": sinks}
         if self.use_flex:
             rows = self.tree.read_indices if only_reads else None if self.prefix is None else self.prefix.computed
             at = None if rows is None else to_device(with_padding(rows, query.shape[2]), self.device)
-            return attend_with_flex(query, key, value, self.slots, self.block_mask(window), scaling, rows=at, **options)
+            mask = self.block_mask(window)
+            return attend_with_flex(query, key, value, self.slots, mask, scaling, softcap=softcap, sinks=sinks, rows=at)
         tiling = self.tiling(window, query.shape[2], only_reads=only_reads)
-        return attend_by_tiles(query, key, value, self.slots, tiling, scaling, dropout=dropout, **options)
+        tiles = _in_pages(query, tiling.queries)
+        keys, values = (_in_pages(states, self.slots) for states in (key, value))
+        parts = []
+        for group in tiling.groups:
+            q = tiles[group.start : group.stop].transpose(1, 2)
+            k, v = (_paths(states, group.pages, len(q)).transpose(1, 2) for states in (keys, values))
+            if softcap is None and sinks is None:
+                part = scaled_dot_product_attention(
+                    q,
+                    k,
+                    v,
+                    attn_mask=group.mask.to(query.dtype),
+                    dropout_p=dropout,
+                    scale=scaling,
+                    enable_gqa=query.shape[1] != key.shape[1],
+                )
+            else:
+                part = _eager(q, k, v, group.mask, scaling, softcap, sinks, dropout)
+            parts.append(part.transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
 
-    def tiling(self, sliding_window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
+    def tiling(self, window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
         """Return the tiles of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
-        key = (sliding_window, only_reads, num_queries)
-        if key not in self._tilings:
-            self._tilings[key] = self._make_tiling(sliding_window, num_queries, only_reads)
-        return self._tilings[key]
-
-    def block_mask(self, sliding_window: int | None) -> BlockMask:
-        """Return the tree as a `flex_attention` block mask of queries and pages."""
-        if sliding_window not in self._block_masks:
-            mask = block_mask_of(self.tree, self.pages, self.device, sliding_window, self.num_rows)
-            self._block_masks[sliding_window] = mask
-        return self._block_masks[sliding_window]
-
-    def _make_tiling(self, window: int | None, num_queries: int, only_reads: bool) -> Tiling:
+        key = (window, only_reads, num_queries)
+        if key in self._tilings:
+            return self._tilings[key]
         computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
         queries = self.tree.read_indices if only_reads else computed
         tiles, places = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
         rows = np.zeros(num_queries, dtype=np.int64)
         rows[: len(places)] = places
         # The mask of a tile depends on distances only, so that of fewer keys is the end of that of the most keys.
-        mask = self._mask(max(tile.pages.shape[1] for tile in tiles), window)
+        keys = np.arange(max(tile.pages.shape[1] for tile in tiles) * PAGE_SIZE)
+        in_last_page = keys[-PAGE_SIZE:, None]
+        hidden = keys > in_last_page
+        if window is not None:
+            hidden |= in_last_page - keys >= window
+        mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
         groups = []
         start = 0
         for tile in tiles:
@@ -183,51 +197,15 @@ class TreeAttention:
             groups.append(TileGroup(start, stop, pages, mask[:, -len(path) * PAGE_SIZE :]))
             start = stop
         in_tiles = np.concatenate([tile.queries.reshape(-1) for tile in tiles])
-        return Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
+        self._tilings[key] = Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
+        return self._tilings[key]
 
-    def _mask(self, num_pages: int, window: int | None) -> Tensor:
-        """Return the mask of queries in the last of `num_pages` pages."""
-        keys = np.arange(num_pages * PAGE_SIZE)
-        queries = keys[-PAGE_SIZE:, None]
-        hidden = keys > queries
-        if window is not None:
-            hidden |= queries - keys >= window
-        return to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
-
-
-def attend_by_tiles(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    slots: Tensor,
-    tiling: Tiling,
-    scaling: float | None,
-    *,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Return the attention output `[1, Q, H, D]` of the queries in a tiling; `slots` are those of the tree's pages."""
-    tiles = _in_pages(query, tiling.queries)
-    keys, values = _in_pages(key, slots), _in_pages(value, slots)
-    parts = []
-    for group in tiling.groups:
-        q = tiles[group.start : group.stop].transpose(1, 2)
-        k, v = (_paths(states, group.pages, len(q)).transpose(1, 2) for states in (keys, values))
-        if softcap is None and sinks is None:
-            part = scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=group.mask.to(query.dtype),
-                dropout_p=dropout,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        else:
-            part = _eager(q, k, v, group.mask, scaling, softcap, sinks, dropout)
-        parts.append(part.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
+    def block_mask(self, sliding_window: int | None) -> BlockMask:
+        """Return the tree as a `flex_attention` block mask of queries and pages."""
+        if sliding_window not in self._block_masks:
+            mask = block_mask_of(self.tree, self.pages, self.device, sliding_window, self.num_rows)
+            self._block_masks[sliding_window] = mask
+        return self._block_masks[sliding_window]
 
 
 def _in_pages(states: Tensor, indices: Tensor) -> Tensor:
@@ -264,9 +242,6 @@ def _eager(
     else:
         weights = softmax(scores, dim=-1)
     return drop(weights.to(query.dtype), dropout) @ value
-
-
-# --- layers of transformers ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ architecture again, whose layers gather their weights from the ranks before they
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import Part, layer_of
+from gym_rm.engine.backbones.sharded import Part, WholeWeights, layer_of
 
 
 @torch.inference_mode()
@@ -38,34 +38,21 @@ def _whole_model(model: PreTrainedModel) -> PreTrainedModel:
         whole: PreTrainedModel = type(model)(model.config)
     whole.eval()
     parts: dict[str, Part] = vars(model)["parts"]
-    layers: dict[str, list[tuple[nn.Module, str, Part, Tensor]]] = {}
+    layers: dict[str, list[tuple[nn.Module, str, Callable[[Tensor], Tensor]]]] = {}
     for name, module in whole.named_modules():
         divided = model.get_submodule(name)
         module._buffers.update(divided._buffers)
         for last in module._parameters:
             part, local = parts.get(f"{name}.{last}"), divided._parameters[last]
             if isinstance(local, DTensor):
-                part, local = Part.of(local), local.to_local()
-            layer = layer_of(name)
+                part, local = Part.of(local), nn.Parameter(local.to_local(), requires_grad=False)
+            module._parameters[last] = local
             if part is None or local is None:
-                module._parameters[last] = local
-            elif layer is None:
-                module._parameters[last] = nn.Parameter(part.whole(local), requires_grad=False)
+                continue
+            if layer := layer_of(name):
+                layers.setdefault(layer, []).append((module, last, part.whole))
             else:
-                layers.setdefault(layer, []).append((module, last, part, local))
+                module._parameters[last] = nn.Parameter(part.whole(local), requires_grad=False)
     for layer, weights in layers.items():
-        _gather_when_run(whole.get_submodule(layer), weights)
+        WholeWeights(weights).run_in(whole.get_submodule(layer))
     return whole
-
-
-def _gather_when_run(layer: nn.Module, weights: list[tuple[nn.Module, str, Part, Tensor]]) -> None:
-    def gather(*arguments: Any) -> None:
-        for module, name, part, local in weights:
-            module._parameters[name] = nn.Parameter(part.whole(local), requires_grad=False)
-
-    def free(*arguments: Any) -> None:
-        for module, name, _, local in weights:
-            module._parameters[name] = nn.Parameter(local.to("meta"), requires_grad=False)
-
-    layer.register_forward_pre_hook(gather)
-    layer.register_forward_hook(free)

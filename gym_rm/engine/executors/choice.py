@@ -39,26 +39,20 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
         if ignored := {"num_replicas", "batch_timeout"}.intersection(asked):
             raise ConfigError(f"executor={executor!r:.80} is an object; leave out {' and '.join(sorted(ignored))}.")
         return executor
-    where = _where(executor, asked)
-    if where == "local":
+    if executor is not None and executor not in NAMES:
+        raise ConfigError(f"executor must be one of {list(NAMES)}, got {executor!r}.{nearest(executor, NAMES)}")
+    if executor == "local" and asked:
+        raise ConfigError(f"executor='local' runs the model in this process; leave out {' and '.join(asked)}.")
+    if executor == "local" or not (executor or asked):
         return LocalExecutor()
     require_sendable(spec)
     check_shards(spec)
-    if where == "ray":
+    if executor == "ray":
         from gym_rm.engine.executors.ray import RayExecutor  # Ray is an extra
 
         return RayExecutor(options)
     require_gpus(spec, options.num_replicas)
     return ReplicatedExecutor(options, functools.partial(ProcessReplica, num_replicas=options.num_replicas))
-
-
-def _where(executor: str | None, asked: list[str]) -> str:
-    """Return one of `NAMES`."""
-    if executor is not None and executor not in NAMES:
-        raise ConfigError(f"executor must be one of {list(NAMES)}, got {executor!r}.{nearest(executor, NAMES)}")
-    if executor == "local" and asked:
-        raise ConfigError(f"executor='local' runs the model in this process; leave out {' and '.join(asked)}.")
-    return executor or ("processes" if asked else "local")
 
 
 def require_gpus(spec: LoadSpec, num_replicas: int) -> None:

@@ -139,11 +139,9 @@ class Executor(Protocol):
         Raises:
             ConfigError: the model cannot be loaded, an option does not fit it, or the executor already has a model.
         """
-        ...
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
         """Run batches and return one result per batch; a failed batch does not affect the others."""
-        ...
 
     def update_weights(self, weights: Weights) -> None:
         """Replace the weights with others of the same shapes: a folder or hub id, or tensors by name.
@@ -151,20 +149,15 @@ class Executor(Protocol):
         Raises:
             ConfigError: the weights do not fit the model; the old weights are kept.
         """
-        ...
 
     def sleep(self) -> None:
         """Free the device's memory; the next `run` calls `wake`."""
-        ...
 
     def wake(self) -> None:
         """Move the weights back to the device."""
-        ...
 
     def clear_cache(self) -> None:
         """Clear everything computed from the weights; needed if a caller changed those of a loaded model."""
-        ...
 
     def close(self) -> None:
         """Release the model and everything that was started for it; closing twice is allowed."""
-        ...

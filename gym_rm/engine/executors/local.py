@@ -40,6 +40,7 @@ from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
 
+NO_MEMORY = "can't allocate memory"  # in a RuntimeError of torch on a CPU
 # Threads of torch do not exist in a forked process, which would wait for them forever.
 _PROCESS = os.getpid()
 
@@ -68,11 +69,11 @@ class LocalExecutor:
         """See `Executor.load`."""
         if self._model is not None:
             raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            info = self._load(spec)
-            undo.pop_all()
-        return info
+        try:
+            return self._load(spec)
+        except BaseException:
+            self.close()
+            raise
 
     def _load(self, spec: LoadSpec) -> ModelInfo:
         _require_threads()
@@ -152,18 +153,14 @@ class LocalExecutor:
             evaluation.begin()
             for batch in batches:
                 reused = self._reused_tokens()
-                failure, computed = None, None
                 try:
-                    computed = model.values(batch)
+                    values.append(model.values(batch))
+                    results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
                 except Exception as error:  # returned as the result of this batch
-                    failure = _failure(error)
-                if failure is not None:
+                    memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
+                    results.append(BatchResult(error=f"{type(error).__name__}: {error}", out_of_memory=memory))
+                if results[-1].error is not None:
                     _free_memory()  # after the except block, when the failed forward's tensors are released
-                    results.append(failure)
-                    continue
-                assert computed is not None
-                values.append(computed)
-                results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
             none = np.empty((0, model.num_values), dtype=np.float32)
             stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
         start = 0
@@ -244,8 +241,6 @@ class LocalExecutor:
     def models(self) -> tuple[PreTrainedModel, ...]:
         """The loaded Hugging Face models."""
         return self._loaded().models
-
-    # --- parts -------------------------------------------------------------------------------------------------
 
     def _loaded(self) -> RewardModel:
         if self._model is None:
@@ -332,13 +327,12 @@ def _require_threads() -> None:
 def _unchanged(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Undo what a forward changes in the modules of models, and refuse it: values would depend on earlier texts."""
     parts = [part for whole in models for part in whole.modules()]
-    before = [(part, {name: value for name, value in vars(part).items() if isinstance(value, str)}) for part in parts]
-    children = [(part, dict(part._modules)) for part in parts]
+    before = [(part, {k: v for k, v in vars(part).items() if isinstance(v, str)} | part._modules) for part in parts]
     changed: set[str] = set()
     try:
         yield
     finally:
-        for part, state in [*before, *children]:
+        for part, state in before:
             for name, value in state.items():
                 if getattr(part, name, None) != value:
                     changed.add(f"{type(part).__name__}.{name}")
@@ -359,11 +353,6 @@ def _out_of_memory_is_a_config_error(model: PreTrainedModel) -> Iterator[None]:
             f"{type(model).__name__} fits on {device_of(model)}, but its forward does not: {error} Free memory there, "
             "or pass a smaller dtype, another device, or device_map='auto'."
         ) from error
-
-
-def _failure(error: Exception) -> BatchResult:
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-    return BatchResult(error=f"{type(error).__name__}: {error}", out_of_memory=out_of_memory)
 
 
 def _free_memory() -> None:

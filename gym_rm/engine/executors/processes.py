@@ -6,6 +6,7 @@ needs no `if __name__ == "__main__":`, notebooks and `python -c` work, and no tr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -32,6 +33,7 @@ POLL_SECONDS = 1.0  # between checks of the processes, for a rank whose socket a
 
 # Variables of a torch.distributed world in which the driver may be, but its ranks are not.
 WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+WORLD_PREFIXES = ("TORCHELASTIC_", "ROLE_")
 
 # The driver's own path comes first, before anything that is not built in is imported.
 PROGRAM = (
@@ -140,11 +142,12 @@ class _RankProcess:
             ours.setsockopt(socket.SOL_SOCKET, option, limit)
         with theirs:
             paths = [each for each in sys.path if isinstance(each, str)]
+            others = (name for name in os.environ if name not in WORLD and not name.startswith(WORLD_PREFIXES))
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid()), *paths],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the driver
-                env=_environment(rank.threads),
+                env={name: os.environ[name] for name in others} | {"OMP_NUM_THREADS": str(rank.threads)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for the driver, also while the rank imports torch
             )
@@ -178,28 +181,15 @@ class _RankProcess:
 
     def dead(self) -> ReplicaFailed:
         """Return the failure of a rank whose end of the socket is closed."""
-        try:
-            how = _ended(self.process.wait(timeout=POLL_SECONDS))
-        except subprocess.TimeoutExpired:
-            how = "closed its connection"
+        how = "closed its connection"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(timeout=POLL_SECONDS)
+            how = f"ended with exit code {code}"
+            if code < 0:
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+                memory = " (as the kernel does when memory is short)" if name == "SIGKILL" else ""
+                how = f"was killed by {name}{memory}"
         return ReplicaFailed(f"rank {self.index} (process {self.process.pid}) {how}")
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    memory = " (as the kernel does when memory is short)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{memory}"
-
-
-def _environment(threads: int) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in WORLD and not name.startswith(("TORCHELASTIC_", "ROLE_"))
-    }
-    return kept | {"OMP_NUM_THREADS": str(threads)}
 
 
 def num_cores() -> int:

@@ -5,9 +5,7 @@ Every rank runs the same batches in the same order and gets the same values, bit
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -89,11 +87,7 @@ def check_shards(spec: LoadSpec) -> None:
 
 
 class RankExecutor(LocalExecutor):
-    """Executor of one rank, in a process that was started for it.
-
-    Args:
-        rank: place of this process in its group.
-    """
+    """Executor of one rank, in a process that was started for it."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
@@ -105,23 +99,16 @@ class RankExecutor(LocalExecutor):
         _join(self._rank, resolve_device(spec.model.options.device))
         if spec.num_ranks > 1:
             self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size)
-        with _refusing(spec):
+        try:
             return super().load(spec)
-
-
-@contextlib.contextmanager
-def _refusing(spec: LoadSpec) -> Iterator[None]:
-    """Raise ConfigError if the forward of transformers does not run on divided weights."""
-    try:
-        yield
-    except FAILURES as error:
-        if isinstance(error, GymRMError) or spec.tensor_parallel_size == 1:
-            raise
-        size = spec.tensor_parallel_size
-        raise ConfigError(
-            f"this model does not run with tensor_parallel_size={size} in this version of transformers ("
-            f"{type(error).__name__}: {error}); pass fsdp_size={size}."
-        ) from error
+        except FAILURES as error:  # the forward of transformers does not run on divided weights
+            size = spec.tensor_parallel_size
+            if isinstance(error, GymRMError) or size == 1:
+                raise
+            raise ConfigError(
+                f"this model does not run with tensor_parallel_size={size} in this version of transformers ("
+                f"{type(error).__name__}: {error}); pass fsdp_size={size}."
+            ) from error
 
 
 def _join(rank: Rank, device: torch.device) -> None:

@@ -58,11 +58,8 @@ class RankActor:
 class RayReplica(Replica):
     """One group of ranks as Ray actors; see `Replica`.
 
-    Each rank gets one CPU and, for a model on GPUs, one GPU. The actors end with the process that made them.
-
-    Args:
-        index: index of the replica, from 0.
-        make: function that returns the executor of a rank; it is called in the rank's process.
+    Each rank gets one CPU and, for a model on GPUs, one GPU. The actors end with the process that made them. `make`
+    returns the executor of a rank, and is called in the rank's process.
     """
 
     def __init__(self, index: int = 0, *, make: Callable[[Rank], Executor] = start_rank) -> None:
@@ -111,7 +108,10 @@ class RayReplica(Replica):
 
     def _reserve(self, spec: LoadSpec) -> None:
         """Reserve the resources of the group on one node."""
-        bundle = _resources(spec)
+        # `"auto"` is a GPU if a node has one: the driver's own machine may have none.
+        device = str(getattr(getattr(spec.model, "options", None), "device", "auto"))
+        on_gpu = device.startswith("cuda") or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+        bundle = {"CPU": 1, "GPU": 1} if on_gpu else {"CPU": 1}
         group = placement_group([bundle] * spec.num_ranks, strategy="STRICT_PACK")
         with self._lock:
             self._group = group
@@ -170,13 +170,6 @@ def _ray_errors() -> Iterator[None]:
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ReplicaFailed(f"{type(error).__name__}: {' '.join(lines)[:200]}") from error
-
-
-def _resources(spec: LoadSpec) -> dict[str, float]:
-    """Return the resources of a rank. `"auto"` is a GPU if a node has one: the driver's own machine may have none."""
-    device = str(getattr(getattr(spec.model, "options", None), "device", "auto"))
-    on_gpu = device.startswith("cuda") or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    return {"CPU": 1, "GPU": 1} if on_gpu else {"CPU": 1}
 
 
 class RayExecutor(ReplicatedExecutor):

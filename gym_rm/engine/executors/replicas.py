@@ -54,11 +54,7 @@ class ReplicaStats:
 
 
 class Member:
-    """A replica, and the thread that calls it: requests are functions without arguments, done in order.
-
-    Args:
-        index: index of the replica.
-        replica: the replica, not started.
+    """A replica, not started, and the thread that calls it: requests are functions without arguments, done in order.
 
     Attributes:
         failures: number of times that the replica failed since its last good batch.
@@ -110,12 +106,7 @@ def _serve(requests: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class RunCall:
-    """The batches of one call of `run`, which the threads of the replicas take, the largest first.
-
-    Args:
-        batches: the batches.
-        workers: number of threads that take them.
-    """
+    """The batches of one call of `run`, which `workers` threads of replicas take, the largest first."""
 
     def __init__(self, batches: Sequence[Batch], workers: int) -> None:
         self.batches = batches
@@ -314,8 +305,6 @@ class ReplicatedExecutor:
                 self._mourn(member, failure)
 
         concurrent.futures.wait([member.ask(call) for member in members])
-
-    # --- in the thread of a replica ------------------------------------------------------------------------------
 
     def _start(self, member: Member) -> None:
         """Start a replica, and give it the weights that the others have."""

@@ -50,12 +50,7 @@ class Answer:
 
 
 class RankWorker:
-    """Owns the executor of a rank and answers requests; every exception becomes an answer.
-
-    Args:
-        rank: place of this process in its group.
-        make: function that returns the executor.
-    """
+    """Owns the executor of a rank, which `make` returns, and answers requests; every exception becomes an answer."""
 
     def __init__(self, rank: Rank, make: Callable[[Rank], Executor]) -> None:
         self._rank = rank
@@ -90,7 +85,10 @@ class RankWorker:
 def main(descriptor: int, driver: int) -> None:
     """Serve the driver with this process id through an inherited socket, until either ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the driver
-    _die_with(driver)
+    if sys.platform.startswith("linux"):  # the kernel kills this process when the thread that started it ends
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != driver:  # it ended before
+            os._exit(0)
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -111,12 +109,3 @@ def main(descriptor: int, driver: int) -> None:
             connection.send_bytes(answer)
         except OSError:
             os._exit(0)
-
-
-def _die_with(driver: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends, if the system has this."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != driver:  # it ended before
-        os._exit(0)

@@ -48,5 +48,5 @@ def detect_kind(facts: ModelFacts) -> str:
     raise ConfigError(
         f"{facts.name!r} has a head with {config.num_labels} outputs {list(names[:8])}, but a reward is one number; "
         "pass kind='multi_head' with weights= ({label: weight}, or a list), or kind='process' with step_token= if "
-        " the outputs rate the steps of a reply."
+        "the outputs rate the steps of a reply."
     )

@@ -93,11 +93,7 @@ class Kind(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def of(cls, facts: ModelFacts, options: Any) -> Kind:
-        """Create this kind for a model.
-
-        Args:
-            facts: properties of the model.
-            options: an instance of `Options`.
+        """Create this kind for a model, with an instance of `Options`.
 
         Raises:
             ConfigError: the model is not of this kind, or an option is invalid for it.

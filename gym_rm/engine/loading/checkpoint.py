@@ -182,8 +182,7 @@ def load_model(
 
     Args:
         checkpoint: checkpoint to load.
-        device: device of the model; None for the one in the options.
-        dtype: precision of the model; None for the one in the options.
+        device, dtype: device and precision of the model; None for those in the options.
         sharding: how the ranks of torch.distributed divide the weights; None for the whole model.
 
     Raises:
@@ -202,17 +201,18 @@ def load_model(
     }
     source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
     with refusing_malformed(checkpoint.source):
-        model_class = _model_class(checkpoint)
+        classes = {"classifier": AutoModelForSequenceClassification, "causal": AutoModelForCausalLM}
+        loader = checkpoint.family.loader
+        model_class = classes.get(loader) or headed_model(checkpoint.config, checkpoint.shapes)
         if sharding is not None:
             arguments |= distributed_arguments(model_class, checkpoint.config, sharding)
         model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
-        _require_weights(checkpoint, missing if adapter is None else [k for k in missing if not adapter.holds(k)])
+        _require_weights(checkpoint, missing if adapter is None else [k for k in missing if k not in adapter.tensors])
         if adapter is not None:
             model = adapter.merge_into(model)
     if sharding is not None:
         model = use_local_weights(model, model.tp_plan, gather=sharding.fsdp_size > 1)
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    return model.eval()
 
 
 def open_weights(checkpoint: ModelFiles, sharding: Sharding | None = None) -> Mapping[str, torch.Tensor]:
@@ -252,7 +252,16 @@ def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source
 def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None) -> ModelFiles:
     base, revision = (source, options.revision) if adapter is None else (adapter.base, None)
     if adapter is not None:
-        _check_base(adapter, options)
+        if options.quantization_config is not None:
+            raise ConfigError(
+                "quantization_config cannot be used with an adapter; merge the adapter into its base and save it first."
+            )
+        require_source(base, option="base")
+        if find_file(base, ADAPTER_CONFIG) is not None:
+            raise ConfigError(
+                f"the base {base!r} of the adapter {source!r} is itself an adapter; merge it into its own base and "
+                "save the result first."
+            )
     config = _read_model_config(base, revision)
     tensors = tensor_files(base, revision)
     if adapter is not None:
@@ -273,19 +282,6 @@ def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None)
     return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter)
 
 
-def _check_base(adapter: Adapter, options: LoadOptions) -> None:
-    if options.quantization_config is not None:
-        raise ConfigError(
-            "quantization_config cannot be used with an adapter; merge the adapter into its base and save it first."
-        )
-    require_source(adapter.base, option="base")
-    if find_file(adapter.base, ADAPTER_CONFIG) is not None:
-        raise ConfigError(
-            f"the base {adapter.base!r} of the adapter {adapter.source!r} is itself an adapter; merge it into its own "
-            "base and save the result first."
-        )
-
-
 def _read_model_config(source: str, revision: str | None) -> PreTrainedConfig:
     """Return the configuration of a checkpoint; its own code never runs."""
     raw = read_config(source, revision)
@@ -302,16 +298,6 @@ def _read_model_config(source: str, revision: str | None) -> PreTrainedConfig:
             "model.safetensors, alone or with an index. Remove transformers_weights from config.json."
         )
     return config
-
-
-def _model_class(checkpoint: ModelFiles) -> Any:
-    match checkpoint.family.loader:
-        case "classifier":
-            return AutoModelForSequenceClassification
-        case "causal":
-            return AutoModelForCausalLM
-        case "heads":
-            return headed_model(checkpoint.config, checkpoint.shapes)
 
 
 def _attention(checkpoint: ModelFiles) -> str | None:
@@ -334,9 +320,8 @@ def _require_head(checkpoint: ModelFiles) -> None:
     adapted = {} if checkpoint.adapter is None else checkpoint.adapter.tensors
     shapes = [*checkpoint.shapes.values(), *adapted.values()]
     outputs = checkpoint.config.num_labels
-    if checkpoint.family.loader == "classifier" and not any(
-        len(shape) == 2 and shape[0] == outputs for shape in shapes
-    ):
+    has_head = any(len(shape) == 2 and shape[0] == outputs for shape in shapes)
+    if checkpoint.family.loader == "classifier" and not has_head:
         _require_weights(checkpoint, [f"a head with {outputs} output{'s' * (outputs != 1)}"])
 
 

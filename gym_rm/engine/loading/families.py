@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import transformers
 from transformers import PreTrainedConfig
 
 from gym_rm.errors import ConfigError, logger
@@ -40,15 +41,6 @@ class Family:
     heads: tuple[str, ...] = ()
     vocabularies: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    def matches(self, config: PreTrainedConfig, tensors: Iterable[str], name: str) -> bool:
-        """Return whether a checkpoint belongs to this family."""
-        present = {tensor.partition(".")[0] for tensor in tensors}
-        return (
-            architecture_of(config) in self.architectures
-            and set(self.heads) <= present
-            and (not self.vocabularies or self.vocabularies.get(name) == config.get_text_config().vocab_size)
-        )
 
 
 OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer")  # over the vocabulary
@@ -87,8 +79,7 @@ def choose_family(
     """Return how to load a checkpoint: by the user's `head`, else by its known family, else by its architecture.
 
     Args:
-        config: configuration of the checkpoint.
-        tensors: names of its tensors.
+        config, tensors: configuration of the checkpoint, and names of its tensors.
         name: hub id or folder.
         kind: a name in `gym_rm.engine.kinds.KINDS`, or `"auto"`.
         head: first name of the head's tensors, for a head that no known family has.
@@ -97,17 +88,19 @@ def choose_family(
         ConfigError: the kind is undetermined or does not fit the checkpoint.
     """
     tensors = list(tensors)
+    firsts = {tensor.partition(".")[0] for tensor in tensors}
     architecture = architecture_of(config)
     if head is not None:
-        if not any(tensor.partition(".")[0] == head for tensor in tensors):
+        if head not in firsts:
             raise ConfigError(
                 f"head={head!r}: {name!r} has no tensors {head + '.*'!r}; expected one of "
                 f"{beside_backbone(tensors)[:8]}."
             )
-        return Family(
-            "named head", "decoder" if kind == "auto" else kind, "heads", heads=(head,), options={"head": head}
-        )
-    known = next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
+        kind = "decoder" if kind == "auto" else kind
+        return Family("named head", kind, "heads", heads=(head,), options={"head": head})
+    of_class = (each for each in FAMILIES if architecture in each.architectures and firsts.issuperset(each.heads))
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    known = next((each for each in of_class if not each.vocabularies or each.vocabularies.get(name) == size), None)
     if known is not None and kind in ("auto", known.kind):
         evidence = f"its hub id {name!r}" if known.vocabularies else f"its tensors {[*known.heads]}"
         logger.info("%r is of the family %s, by %s and its class %s", name, known.name, evidence, architecture)
@@ -116,7 +109,7 @@ def choose_family(
         return Family(kind, kind, "causal")
     if kind == "decoder" and architecture.endswith("ForCausalLM"):
         return Family("causal language model", kind, "causal")  # with token_id=
-    if architecture.endswith("ForSequenceClassification") and _is_of_transformers(architecture):
+    if architecture.endswith("ForSequenceClassification") and hasattr(transformers, architecture):
         return Family("classifier", kind)
     if kind == "process":
         if architecture.endswith("ForTokenClassification"):
@@ -151,9 +144,3 @@ def beside_backbone(tensors: Iterable[str]) -> list[str]:
     firsts = {tensor: tensor.partition(".")[0] for tensor in tensors}
     backbones = {first for tensor, first in firsts.items() if "embed" in tensor or ".wte." in tensor}
     return sorted(set(firsts.values()) - backbones)
-
-
-def _is_of_transformers(architecture: str) -> bool:
-    import transformers
-
-    return hasattr(transformers, architecture)

@@ -37,10 +37,7 @@ def refusing_malformed(source: str, role: str = "a reward model") -> Iterator[No
 def require_source(source: str, revision: str | None = None, *, option: str = "path") -> None:
     """Check that a folder or a hub repository exists, with at most one request to the hub.
 
-    Args:
-        source: folder or hub id.
-        revision: commit, branch or tag of a hub repository.
-        option: option that contains the source, for error messages.
+    Error messages name the `option` that contains the source.
 
     Raises:
         ConfigError: the folder cannot be read, or there is neither a folder nor a repository of this name.
@@ -52,7 +49,9 @@ def require_source(source: str, revision: str | None = None, *, option: str = "p
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         raise ConfigError(f"{option}={source!r} does not exist and is not a hub id (owner/name).")
     try:
-        if not any(_is_cached(source, name, revision) for name in ("config.json", "adapter_config.json")):
+        files = ("config.json", "adapter_config.json")
+        cached = (huggingface_hub.try_to_load_from_cache(source, name, revision=revision) for name in files)
+        if not any(isinstance(path, str) for path in cached):
             huggingface_hub.HfApi().model_info(source, revision=revision, timeout=HUB_SECONDS)
     except Exception as error:  # invalid, missing, private, offline, or the hub cannot be reached
         reason = str(error).strip().partition("\n")[0]
@@ -172,7 +171,3 @@ def _is_inside(file: Any) -> bool:
         return False
     path = PurePosixPath(file)
     return not path.is_absolute() and ".." not in path.parts
-
-
-def _is_cached(source: str, name: str, revision: str | None) -> bool:
-    return isinstance(huggingface_hub.try_to_load_from_cache(source, name, revision=revision), str)

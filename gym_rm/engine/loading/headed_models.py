@@ -24,9 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def headed_model(config: PreTrainedConfig, shapes: Shapes) -> type[PreTrainedModel]:
     """Return a model class with the configuration's backbone and heads of these shapes, for `from_pretrained`.
 
-    Args:
-        config: configuration of the backbone; transformers must contain its architecture.
-        shapes: shape of every tensor outside the backbone, by its name in the checkpoint.
+    `shapes` has the shape of every tensor outside the backbone, by its name in the checkpoint.
 
     Raises:
         ConfigError: a tensor does not belong to a linear layer.

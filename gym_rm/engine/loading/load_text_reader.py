@@ -63,11 +63,7 @@ def reader_of_tokenizer(path: str, **options: Any) -> TextReader:
     tokenizer = load_tokenizer(path)
     own = tokenizer.model_max_length
     limit = text.max_length or (own if own < UNLIMITED else None)
-    return TextReader(
-        _unlimited(tokenizer, text, InputFormat()),
-        limit,
-        path,
-    )
+    return TextReader(_unlimited(tokenizer, text, InputFormat()), limit, path)
 
 
 def _unlimited(tokenizer: Any, text: TextOptions, input_format: InputFormat) -> Renderer:

@@ -22,7 +22,8 @@ class Adapter:
         source: folder or hub id of the adapter.
         base: folder or hub id of the base model.
         tokenizer: folder or hub id of the tokenizer: the adapter's, or the base's if the adapter has none.
-        tensors: shapes of the adapter's tensors, by their names in the adapted model.
+        tensors: shapes of the adapter's tensors, by their names in the adapted model. Those named as a tensor of the
+            model are whole, not only a low-rank change.
         revision: commit, branch or tag of the adapter's hub repository, or None.
     """
 
@@ -35,12 +36,8 @@ class Adapter:
     @property
     def num_labels(self) -> int | None:
         """Number of outputs of the adapter's head; None if it has no head."""
-        heads = [shape for name, shape in self.tensors.items() if name in ("score.weight", "classifier.weight")]
-        return heads[0][0] if heads else None
-
-    def holds(self, tensor: str) -> bool:
-        """Return whether the adapter contains this tensor of the model in full, not only a low-rank change."""
-        return tensor in self.tensors
+        heads = (shape[0] for name, shape in self.tensors.items() if name in ("score.weight", "classifier.weight"))
+        return next(heads, None)
 
     def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return the base model with the adapter's changes added to its weights.
@@ -95,8 +92,8 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
         raise ConfigError(f"the adapter {source!r} does not name its base model; pass base=.")
     tokenizer = under if find_file(source, "tokenizer_config.json", revision) is None else source
     with open_tensors(weights) as tensors:
-        names = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    shapes = {_module_name(name): shape for name, shape in names.items()}
+        names = tensors.keys()
+        shapes = {_module_name(name): tuple(tensors.get_slice(name).get_shape()) for name in names}
     return Adapter(source, absolute(under), tokenizer, shapes, revision)
 
 

@@ -21,11 +21,6 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
 
     The digest covers every byte of the weights and of the small files beside them, but not the folder's name and the
     files' times: a copy has the same digest. It takes about one second per gigabyte.
-
-    Args:
-        source: folder or hub id.
-        revision: commit, branch or tag of a hub repository.
-        weight_files: names of the files with the weights.
     """
     folder = Path(source)
     names = sorted(set(weight_files))

@@ -84,7 +84,9 @@ def distributed_arguments(model_class: Any, config: PreTrainedConfig, sharding: 
             return module
 
     ALL_PARALLEL_STYLES.register(ROWS, Rows())
-    plan = _plan(_without_weights(model_class, config), gather=sharding.fsdp_size > 1)
+    with torch.device("meta"):
+        model = model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)
+    plan = _plan(model, gather=sharding.fsdp_size > 1)
     return {"distributed_config": DistributedConfig(tp_size=sharding.size, tp_plan=plan)}
 
 
@@ -99,10 +101,3 @@ def _plan(model: PreTrainedModel, *, gather: bool) -> dict[str, str]:
         if of_tokens or module is model.get_output_embeddings() or in_layer:
             plan[generic] = ROWS
     return plan
-
-
-def _without_weights(model_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    with torch.device("meta"):
-        made = model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)
-    model: PreTrainedModel = made
-    return model

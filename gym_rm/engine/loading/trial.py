@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from gym_rm.engine.backbones.batch_invariance import Rows
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TYPES, UnsupportedByTree
-from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_padded, plan_trees
+from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_layout, plan_trees
 from gym_rm.errors import ConfigError, brief, logger
 
 Values: TypeAlias = NDArray[np.float32]
-IdArray: TypeAlias = NDArray[np.int32]
+Expected: TypeAlias = tuple[Values, float]  # of the plain forward, and their largest difference by rounding
 
 # Maximum difference of a row of values by rounding, relative to the largest row. Correct layouts differ by up to 1.2e-6
 # in float32. In 16 bits the difference depends on the weights, so it is measured, and these bound what is tolerated.
@@ -66,6 +66,7 @@ class Forward:
 PLAIN = Forward("one_by_one", fuse=False, invariant=False)  # the model's own forward, to compare with
 
 Run: TypeAlias = Callable[[BatchPlan, Forward], Values]
+"""Runs the batches of a plan and returns their values `[sum R, ...]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +100,6 @@ class Candidate:
         return longest if self.max_width is None else min(longest, self.max_width - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Values of the plain forward.
-
-    Attributes:
-        values: `[sum R, ...]`.
-        tolerance: largest difference by rounding, see `_difference`.
-    """
-
-    values: Values
-    tolerance: float
-
-
 def choose_forward(candidate: Candidate, run: Run) -> Forward:
     """Return the first of `agreeing_forwards`."""
     return next(agreeing_forwards(candidate, run))
@@ -119,10 +107,6 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 
 def agreeing_forwards(candidate: Candidate, run: Run) -> Iterator[Forward]:
     """Yield forwards whose values equal those of the plain forward on one sequence at a time, the fastest first.
-
-    Args:
-        candidate: properties of the model.
-        run: function that runs a plan's batches and returns their values `[sum R, ...]`.
 
     Raises:
         ConfigError: the plain forward fails.
@@ -145,7 +129,7 @@ def agreeing_forwards(candidate: Candidate, run: Run) -> Iterator[Forward]:
     if candidate.can_take_trees and _could_take_trees(candidate.config):
         for fuse in (True, False) if candidate.can_fuse else (False,):
             forward = Forward("tree", fuse=fuse)
-            if agrees(forward, expected) and _keeps_to_branches(candidate, run, forward, expected.tolerance):
+            if agrees(forward, expected) and _keeps_to_branches(candidate, run, forward, expected[1]):
                 with _short_windows_and_low_caps(candidate) as changed:
                     same = not changed or agrees(forward, _expected(candidate, run, sequences))
                 if same:
@@ -161,11 +145,11 @@ def _expected(candidate: Candidate, run: Run, sequences: Sequence[TokenSequence]
     plan = _plan(candidate, PLAIN, sequences)
     values, least = run(plan, PLAIN)[plan.value_index], tolerance_of(candidate.dtype)
     if candidate.dtype in ("float32", "float64"):
-        return Expected(values, least)
+        return values, least
     with _rounding_otherwise(candidate.modules):
         change = _difference(run(plan, PLAIN)[plan.value_index], values)
     least = LEAST_TOLERANCE.get(candidate.dtype, least)
-    return Expected(values, min(max(least, 3 * change), MOST_TOLERANCE))
+    return values, min(max(least, 3 * change), MOST_TOLERANCE)
 
 
 @contextlib.contextmanager
@@ -180,13 +164,10 @@ def _rounding_otherwise(modules: Sequence[nn.Module]) -> Iterator[None]:
         noise = torch.rand(output.shape, generator=generator, device=output.device) - 0.5
         return (output * (1 + torch.finfo(output.dtype).eps * noise)).to(output.dtype)
 
-    parts = [part for module in modules for part in module.modules() if not part._modules]
-    hooks = [part.register_forward_hook(change) for part in parts]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for part in (part for module in modules for part in module.modules() if not part._modules):
+            hooks.enter_context(part.register_forward_hook(change))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
@@ -220,9 +201,8 @@ def check_invariance(
     others. If no rows keep the bits, the first ones are used.
 
     Args:
-        candidate: properties of the model.
-        forward: the chosen forward.
-        run: function that runs a plan's batches and returns their hidden states and values `[sum R, ...]`.
+        candidate, forward: the model, and the chosen forward.
+        run: returns hidden states and values `[sum R, ...]`.
         ladder: numbers of rows of each matrix product to try, the fastest first; those that no batch has are not tried.
         max_num_batched_tokens: token budget of a batch.
     """
@@ -245,7 +225,7 @@ def check_invariance(
         if _same_bits(half, same) and _same_bits(alone, same[of_others:]):
             return replace(tried, batch_invariance="bit-equal")
         difference = max(_difference(half, same), _difference(alone, same[of_others:]))
-        if difference > expected.tolerance:
+        if difference > expected[1]:
             logger.info("%s does not support %s: values of one text differ by %.1e", candidate.name, tried, difference)
             continue
         found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
@@ -254,12 +234,7 @@ def check_invariance(
 
 def _plan(candidate: Candidate, forward: Forward, sequences: Sequence[TokenSequence]) -> BatchPlan:
     """Return the plan of all sequences in one batch, if they can share one."""
-    if forward.layout == "tree":
-        return plan_trees(sequences, max_num_batched_tokens=EVERYTHING)
-    alone = forward.layout == "one_by_one"
-    return plan_padded(
-        sequences, max_num_batched_tokens=EVERYTHING, max_width=candidate.max_width, alone=alone, exact=alone
-    )
+    return plan_layout(forward.layout, sequences, max_num_batched_tokens=EVERYTHING, max_width=candidate.max_width)
 
 
 def longest_shared(config: Any) -> int | None:
@@ -273,10 +248,8 @@ def longest_shared(config: Any) -> int | None:
     nested = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     for rope in nested:
         if rope.get("rope_type") in ("dynamic", "longrope"):
-            original = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            return int(original or config.max_position_embeddings)
+            name = "original_max_position_embeddings"
+            return int(rope.get(name) or getattr(config, name, None) or config.max_position_embeddings)
     return None
 
 
@@ -300,7 +273,9 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
     others = _difference(values(changed=True), before)
     # On a GPU, and on a CPU whose products need chunks, which are tried later, the rounding of an expert's products
     # depends on how many tokens it gets. Some kernels also return other bits for the same input.
-    rounds = _has_experts(candidate.config) or not _same_bits(values(), before)
+    settings = candidate.config.get_text_config().to_dict().items()
+    experts = any("expert" in name and isinstance(number, int) and number > 1 for name, number in settings)
+    rounds = experts or not _same_bits(values(), before)
     if others > (tolerance if rounds else 0):
         logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
         return False
@@ -312,7 +287,7 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
 
 def _agree(candidate: Candidate, forward: Forward, got: Values, expected: Expected) -> bool:
     """Return whether values equal those of the plain forward, but for rounding."""
-    if (difference := _difference(got, expected.values)) <= expected.tolerance:
+    if (difference := _difference(got, expected[0])) <= expected[1]:
         return True
     logger.info("%s does not support %s: relative difference %.1e", candidate.name, forward, difference)
     return False
@@ -341,11 +316,6 @@ def tolerance_of(dtype: str) -> float:
     if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
         dtype = "float16"
     return TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-
-
-def _has_experts(config: Any) -> bool:
-    numbers = config.get_text_config().to_dict().items()
-    return any("expert" in name and isinstance(number, int) and number > 1 for name, number in numbers)
 
 
 def _prompt(length: int) -> int:
@@ -424,15 +394,10 @@ def _could_take_trees(config: Any) -> bool:
     return layer_types <= SUPPORTED_LAYER_TYPES and getattr(config, "attention_chunk_size", None) is None
 
 
-def _random_ids(config: Any, shape: tuple[int, int]) -> IdArray:
+def _random_ids(config: Any, shape: tuple[int, int]) -> NDArray[np.int32]:
     """Return random ids of tokens that are not control tokens."""
     config = config.get_text_config()
-    avoid = [token for name in ("eos", "pad", "bos") for token in _token_ids(config, f"{name}_token_id")]
+    control = (getattr(config, f"{name}_token_id", None) for name in ("eos", "pad", "bos"))  # none, one or several
+    avoid = [int(token) for named in control if named is not None for token in np.atleast_1d(named)]
     allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
     return np.random.default_rng(0).choice(allowed, shape).astype(np.int32)
-
-
-def _token_ids(config: Any, name: str) -> list[int]:
-    """Return the token ids of a configuration under this name: none, one or several."""
-    named = getattr(config, name, None)
-    return [int(token) for token in np.atleast_1d(named)] if named is not None else []

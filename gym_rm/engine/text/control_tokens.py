@@ -23,7 +23,6 @@ from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 THINKING = frozenset({"<think>", "</think>"})  # replies may contain them, even if the template writes them
-VISIBLE = re.compile(r"\S")
 
 
 class ControlTokens:
@@ -40,14 +39,14 @@ class ControlTokens:
         added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
         special = {text for text, token in added.items() if token.special} | set(tokenizer.all_special_tokens)
         markup = {text for text in added if not (text in THINKING or text.strip().isalnum() or text.isspace())}
-        self.names = _longest_first(special | {text for text in markup if text in written})
+        self.names = sorted((special | {text for text in markup if text in written}) - {""})
         # Ordinary text can also get the id of the unknown token, so this id does not identify a control token.
-        self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names))) - {tokenizer.unk_token_id}
+        self.ids = frozenset(tokenizer.convert_tokens_to_ids(self.names)) - {tokenizer.unk_token_id}
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._spelled = _any_of(self.names)
         # First and last characters of control tokens. Text that a template moves or cuts can only become a control
         # token if it contains one of them.
-        self._ends = _any_of(_longest_first({end for name in self.names for end in (name[0], name[-1])}))
+        self._ends = _any_of({end for name in self.names for end in (name[0], name[-1])})
         # A normaliser adds spellings of a control token: `<|IM_END|>` if it lower-cases text, full-width letters with
         # NFKC. This affects added tokens that are matched after normalisation, and tokens in the model's vocabulary.
         self._normalize: Callable[[str], str] | None = None
@@ -57,7 +56,7 @@ class ControlTokens:
             spelled = {name for name in self.names if name in pieces}
             spelled |= {normalize(name) for name in self.names if name in added and added[name].normalized}
             if spelled - {""}:
-                self._normalize, self._spelled_normalized = normalize, _any_of(_longest_first(spelled))
+                self._normalize, self._spelled_normalized = normalize, _any_of(spelled)
 
     def find(self, text: str) -> tuple[str, ...]:
         """Return the control tokens that the tokenizer would find in this text."""
@@ -83,7 +82,9 @@ class ControlTokens:
             ConversationError: the template changes the text of a message so that its control tokens cannot be told
                 apart from the template's own.
         """
-        neutral = [self.neutral(message, _masked(message["content"])) for message in conversation]
+        # Private-use characters instead of words hide control tokens and text that a template reacts to.
+        masks = (re.sub(r"\S", chr(PRIVATE_USE.start), message["content"]) for message in conversation)
+        neutral = [self.neutral(message, mask) for message, mask in zip(conversation, masks, strict=True)]
         expected = self._spelled.findall(write(neutral))
         # First hide the control tokens in messages. If the template then still forms a control token by cutting or
         # joining text, hide every first and last character of a control token instead.
@@ -152,7 +153,8 @@ class ControlTokens:
         if model.get("unk_token") in self._secret_names:
             model["unk_token"] = self._secret_names[model["unk_token"]]
         copy = Tokenizer.from_str(json.dumps(state))
-        moved = [name for name, hidden in self._secret_names.items() if copy.token_to_id(hidden) != self._id(name)]
+        own = self._backend.token_to_id
+        moved = [name for name, hidden in self._secret_names.items() if copy.token_to_id(hidden) != own(name)]
         if moved:
             raise ConversationError(
                 f"control tokens {moved} have different ids in the tokenizer and in its internal copy."
@@ -164,11 +166,6 @@ class ControlTokens:
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         merged = left + right.removeprefix(model.get("continuing_subword_prefix") or "")
         return not {left, right, merged} & self._secret_names.keys()
-
-    def _id(self, name: str) -> int | None:
-        assert self._backend is not None
-        index: int | None = self._backend.token_to_id(name)
-        return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +220,7 @@ def _secret(length: int, taken: set[int]) -> str:
     return word
 
 
-def _masked(text: str) -> str:
-    """Replace words by private-use characters, to hide control tokens and text that a template reacts to."""
-    return VISIBLE.sub(chr(PRIVATE_USE.start), text)
-
-
-def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(texts) - {""}, key=lambda text: (-len(text), text)))
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of texts, the longest first."""
+    ordered = sorted({*texts} - {""}, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")

@@ -62,11 +62,8 @@ class Dropped:
 def contains_all(texts: Sequence[str], written: str, *, overhead: int) -> bool:
     """Return whether `written` has all texts in this order, except for white space.
 
-    Args:
-        texts: contents of the messages.
-        written: text that the template writes.
-        overhead: number of characters that the template adds to messages with these roles, without white space. A short
-            text that the template drops may occur in these characters by accident; `written` is then too short.
+    `overhead` is the number of characters that the template adds to messages with these roles, without white space. A
+    short text that the template drops may occur in these characters by accident; `written` is then too short.
     """
     packed, all_written = [pack(text) for text in texts], pack(written)
     end = 0
@@ -88,9 +85,6 @@ class DroppedText:
 
     It writes the conversation once more, with a rare character for every word, and looks for these characters. Texts
     that the template's source contains are not replaced, because the template may react to them.
-
-    Args:
-        template: Jinja source of the chat template.
     """
 
     def __init__(self, template: str) -> None:
@@ -104,10 +98,7 @@ class DroppedText:
     ) -> list[Dropped]:
         """Return the text that `write` drops, by message and field.
 
-        Args:
-            conversation: the conversation.
-            write: function that applies the template.
-            unwritten: messages whose content the template drops in every conversation with these roles.
+        `unwritten` are the messages whose content the template drops in every conversation with these roles.
         """
         used = set().union(*(text for message in conversation for text in texts_of(message)))
         marks = itertools.cycle([char for char in map(chr, MARKS) if char not in used])

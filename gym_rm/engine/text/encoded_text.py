@@ -17,11 +17,10 @@ class EncodedText:
     texts share has the same ids in both.
 
     Args:
-        text: the text.
-        ids: its token ids `[L]`.
+        text, ids: the text, and its token ids `[L]`.
         offsets: for each token, the positions of its first character and after its last one.
         control: ids of the control tokens.
-        tokenize: function that returns the ids of a text.
+        tokenize: returns the ids of a text.
     """
 
     def __init__(

@@ -107,11 +107,8 @@ def map_texts(message: Message, function: Callable[[str], str]) -> Message:
     """Return the message with a function applied to its content, and to every text and key in its other fields."""
     changed = {"role": message["role"], "content": function(message["content"])}
     for key in extra_fields(message):
-        changed[key] = map_leaves(
-            cast(dict[str, Any], message)[key],
-            lambda leaf: function(leaf) if isinstance(leaf, str) else leaf,
-            keys=True,
-        )
+        value = cast(dict[str, Any], message)[key]
+        changed[key] = map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, str) else leaf, keys=True)
     return cast(Message, changed)
 
 
@@ -120,11 +117,7 @@ def map_leaves(
 ) -> Any:
     """Return nested lists and mappings with a function applied to their values (with `keys`, also to their keys).
 
-    Args:
-        value: the nested value.
-        function: function of one value that is neither a list nor a mapping.
-        keys: whether to apply the function to the keys of mappings.
-        skip: keys whose values are not changed.
+    Values of the keys in `skip` are not changed.
     """
     if isinstance(value, Mapping):
         return {

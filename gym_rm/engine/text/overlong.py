@@ -25,13 +25,7 @@ def too_long(length: int | str, max_length: int) -> ConversationError:
 def drop_turns(
     conversation: Conversation, rendered: Rendered, max_length: int, render: Callable[[Conversation], Rendered]
 ) -> Rendered:
-    """Drop as few of the oldest turns as possible, and return what is left.
-
-    Args:
-        conversation: a conversation that is too long.
-        rendered: the conversation as token ids.
-        max_length: maximum number of tokens.
-        render: function that renders a conversation.
+    """Drop as few of the oldest turns as possible of a conversation that is too long, and return what is left.
 
     Raises:
         ConversationError: the system message, the last user message and the reply are too long.

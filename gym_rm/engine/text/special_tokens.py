@@ -11,23 +11,14 @@ from gym_rm.errors import warn_once
 
 
 class SpecialTokens:
-    """Special tokens of a tokenizer before and after the ids of a conversation.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        add_bos: the option of this name, see `TextOptions`.
-        encoder: whether the model is an encoder.
-    """
+    """Special tokens of a tokenizer before and after the ids of a conversation; for `add_bos`, see `TextOptions`."""
 
     def __init__(self, tokenizer: Any, *, add_bos: bool, encoder: bool) -> None:
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a", add_special_tokens=True)["input_ids"]
         start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
-        before, after = whole[:start], whole[start + len(bare) :] if encoder else []
-        if not add_bos:
-            before, after = [], []
-        self._prefix = np.array(before, dtype=np.int32)
-        self._suffix = np.array(after, dtype=np.int32)
+        self._prefix = np.array(whole[:start] if add_bos else [], dtype=np.int32)
+        self._suffix = np.array(whole[start + len(bare) :] if add_bos and encoder else [], dtype=np.int32)
         self._eos = tokenizer.eos_token_id
         self._warning = None
         if not encoder:
@@ -41,19 +32,12 @@ class SpecialTokens:
         if not len(ids):
             return ids
         parts = [ids]
-        if len(self._prefix) and self._find(ids, self._prefix[0]) is None:
+        # The template may write a BOS after white space or a system block. If it is also EOS, later ones end turns.
+        first = self._prefix[0] if len(self._prefix) else ids[0]
+        if ids[0] != first and (first == self._eos or first not in ids):
             parts.insert(0, self._prefix)
             if self._warning is not None:
                 warn_once(self._warning)
         if len(self._suffix) and ids[-1] != self._suffix[-1]:
             parts.append(self._suffix)
         return np.concatenate(parts) if len(parts) > 1 else ids
-
-    def _find(self, ids: TokenIds, token: int) -> int | None:
-        """Return the position of the BOS that the template wrote; it may come after white space or a system block."""
-        if ids[0] == token:
-            return 0
-        if token == self._eos:  # later ones end turns
-            return None
-        found = np.flatnonzero(ids == token)
-        return int(found[0]) if len(found) else None
