@@ -64,27 +64,19 @@ _LAZY = {
     "load_prompts": "gym_rm.data.prompts",
 }
 
-gymnasium.register(
-    "RewardModel-v0",
-    entry_point="gym_rm.envs.single:RewardEnv",
-    vector_entry_point="gym_rm.envs.vector:RewardVectorEnv",
-)
-gymnasium.register(
-    "RewardModelCandidates-v0",
-    entry_point="gym_rm.envs.numeric_views:CandidateEnv",
-    vector_entry_point="gym_rm.envs.numeric_views:make_candidates",
-)
-gymnasium.register(
-    "RewardModelTokens-v0",
-    entry_point="gym_rm.envs.numeric_views:TokenEnv",
-    vector_entry_point="gym_rm.envs.numeric_views:make_tokens",
-)
-for _kind, _name in (("math", "Math"), ("code", "Code"), ("weighted", "Mixed")):
+for _name, _single, _vector, _kind in (
+    ("RewardModel", "single:RewardEnv", "vector:RewardVectorEnv", None),
+    ("RewardModelCandidates", "numeric_views:CandidateEnv", "numeric_views:make_candidates", None),
+    ("RewardModelTokens", "numeric_views:TokenEnv", "numeric_views:make_tokens", None),
+    ("Math", "verified:make", "verified:make_vec", "math"),
+    ("Code", "verified:make", "verified:make_vec", "code"),
+    ("Mixed", "verified:make", "verified:make_vec", "weighted"),
+):
     gymnasium.register(
         f"{_name}-v0",
-        entry_point="gym_rm.envs.verified:make",
-        vector_entry_point="gym_rm.envs.verified:make_vec",
-        kwargs={"kind": _kind},
+        entry_point=f"gym_rm.envs.{_single}",
+        vector_entry_point=f"gym_rm.envs.{_vector}",
+        kwargs={} if _kind is None else {"kind": _kind},
     )
 
 

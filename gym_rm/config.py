@@ -123,8 +123,7 @@ def divide_settings(
     """Fill each schema from the keywords that are its fields.
 
     Args:
-        values: the keywords.
-        schemas: the schemas to fill. The results have the same order.
+        values, schemas: the keywords, and the schemas to fill. The results have the same order.
         owner: name of the object with these options, for error messages.
         others: schemas whose options were taken from the keywords before; error messages list them too.
 
@@ -159,14 +158,7 @@ def override_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a schema, as text for help pages.
-
-    Attributes:
-        name: its name.
-        type: its type, such as `"int or null"`.
-        default: its default as YAML.
-        text: its docstring.
-    """
+    """One setting of a schema, as text for help pages: name, type (`"int or null"`), default as YAML, and docstring."""
 
     name: str
     type: str
@@ -326,7 +318,7 @@ def _place(problem: Any, values: Any) -> tuple[str | int, ...]:
     """Return the path of a setting: pydantic's location without its names of types, which are no keys of the values."""
     place: list[str | int] = []
     for part in problem["loc"]:
-        is_index = isinstance(values, list | tuple) and isinstance(part, int)
+        is_index = isinstance(values, list | tuple) and isinstance(part, int) and part < len(values)
         if is_index or (isinstance(values, Mapping) and part in values):
             values = values[part]
             place.append(part)

@@ -203,8 +203,7 @@ def _open_locks() -> None:
             lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open_locks)
+os.register_at_fork(after_in_child=_open_locks)
 
 _shared: dict[str, _Shared] = {}
 _shared_lock = lock_open_after_fork()

@@ -30,18 +30,9 @@ RewardArray: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One row of `Scores`.
+    """One row of `Scores`, with the values of this row in its columns; `infos` has those that the row has.
 
-    Attributes:
-        reward: the reward, or NaN if there is an `error`.
-        components: named components of the reward.
-        num_tokens: number of tokens that were scored.
-        truncated_tokens: number of tokens that were removed to fit `max_length`.
-        error: why the score is missing, or None.
-        turn_rewards: one value per assistant turn, with `turns="all"`.
-        step_rewards: one value per step of the last reply, for process reward models.
-        terminated: whether the scorer ends the episode.
-        infos: other results of the scorer for this conversation.
+    The reward is NaN if there is an `error`.
     """
 
     reward: float
@@ -111,13 +102,10 @@ class Scores:
         if not isinstance(self.errors, Sequence) or isinstance(self.errors, str):
             raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
         converted["errors"] = tuple(self.errors)
-        converted["components"] = {
-            name: _array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
-        }
         converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
-        converted["info_masks"] = {
-            name: _array(f"info_masks[{name!r}]", each, np.bool_) for name, each in self.info_masks.items()
-        }
+        for group, dtype in (("components", np.float64), ("info_masks", np.bool_)):
+            named = getattr(self, group).items()
+            converted[group] = {name: _array(f"{group}[{name!r}]", each, dtype) for name, each in named}
         for name in ("turn_rewards", "step_rewards"):
             if getattr(self, name) is not None:
                 converted[name] = tuple(np.asarray(each, dtype=np.float64) for each in getattr(self, name))
@@ -164,15 +152,10 @@ class Scores:
         parts = list(parts) or [cls.from_rewards([])]
         columns = [part._columns() for part in parts]
         examples = {key: column for named in reversed(columns) for key, column in named.items()}
-        joined = {
-            key: _join(
-                [
-                    named[key] if key in named else _absent(key, example, len(part))
-                    for named, part in zip(columns, parts, strict=True)
-                ]
-            )
-            for key, example in examples.items()
-        }
+        joined = {}
+        for key, example in examples.items():
+            rows = ((named.get(key), len(part)) for named, part in zip(columns, parts, strict=True))
+            joined[key] = _join([_absent(key, example, size) if column is None else column for column, size in rows])
         provenances = [part.provenance for part in parts]
         workloads = [part.workload for part in parts if part.workload is not None]
         return cls._of_columns(

@@ -130,8 +130,7 @@ class Provenance:
         batch_invariance: `"bit-equal"` if, in a check at load, the values of a text had the same bits in every batch.
             Otherwise, for example, `"within 1.2e-07"`: the largest difference, relative to the largest value.
         rows: numbers of rows of the matrix products: `"multiples of 16"`, or what the hardware needs for the same bits.
-        torch: version of torch.
-        transformers: version of transformers.
+        torch, transformers: versions of these libraries.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).
     """
 

@@ -117,8 +117,7 @@ class PromptOrders:
     raises changes nothing.
 
     Attributes:
-        num_prompts: number of prompts.
-        group_size: number of environments that share an order.
+        num_prompts, group_size: numbers of prompts, and of environments that share an order.
         orders: the order of each group; None before its first seed.
         numbers: int64 `[N]`, number of the next episode of each environment.
         places: int64 `[N]`, place of its next prompt in the order.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete, MultiDiscrete
-from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector import VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
-from gym_rm.envs.settings import require_known, require_single
+from gym_rm.envs.settings import divide_known
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.spaces import plain_text
 from gym_rm.envs.vector import RewardVectorEnv
@@ -334,16 +334,14 @@ class CandidateEnv(SingleEnv[Windows, int]):
     """`RewardModelCandidates-v0` as a single environment, with the arguments of `make_candidates`."""
 
     def __init__(self, **settings: Any) -> None:
-        require_single(settings)
-        super().__init__(make_candidates(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
+        super().__init__(make_candidates, **settings)
 
 
 class TokenEnv(SingleEnv[Windows, int]):
     """`RewardModelTokens-v0` as a single environment, with the arguments of `make_tokens`."""
 
     def __init__(self, **settings: Any) -> None:
-        require_single(settings)
-        super().__init__(make_tokens(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
+        super().__init__(make_tokens, **settings)
 
 
 def make_candidates(num_envs: int = 1, **settings: Any) -> CandidateAction:
@@ -358,9 +356,7 @@ def make_tokens(num_envs: int = 1, **settings: Any) -> TokenLevel:
 
 def _wrapped(view: type[View], name: str, num_envs: int, settings: Mapping[str, Any]) -> View:
     _, *options = inspect.signature(view).parameters  # the first one is the environment
-    require_known(settings, name, *options)
-    own = {key: value for key, value in settings.items() if key in options}
-    rest = {key: value for key, value in settings.items() if key not in options}
+    own, rest = divide_known(settings, name, options)
     return view(RewardVectorEnv(num_envs, **rest), **own)
 
 

@@ -40,12 +40,9 @@ def scripted_user(
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """The user's turn after one reply, and whether the episode ends.
+    """The user's turn after one reply (None if the episode ends), and whether the episode ends.
 
-    Attributes:
-        user: text of the user's turn; None if the episode ends.
-        terminated: whether the responder or the scorer ended the episode.
-        truncated: whether the episode reached `max_turns`.
+    It is terminated by the responder or the scorer, truncated if it reached `max_turns`.
     """
 
     user: str | None
@@ -80,9 +77,13 @@ class UserSimulator:
     ) -> None:
         self._owned: SimulatedUser | None = None
         if isinstance(respond, Mapping):
-            from gym_rm.envs.simulated_user import simulated_user  # the only user that needs a chat model
+            from gym_rm.envs.simulated_user import SimulatedUser  # the only user that needs a chat model
 
-            respond = self._owned = simulated_user(respond)
+            if "model" not in respond:
+                raise ConfigError(
+                    f"respond has no model: {dict(respond)!r:.200}; write {{'model': ..., 'instructions': ...}}."
+                )
+            respond = self._owned = SimulatedUser(**respond)
         self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
         self._text_space = text_space
         self._max_turns = max_turns

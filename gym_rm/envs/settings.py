@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -68,30 +68,33 @@ def planned(settings: EnvSettings, num_envs: int) -> tuple[Any, dict[str, Any]]:
     """Return the reward model and its options, which follow the plan if there is one.
 
     Raises:
-        ConfigError: a setting exceeds the plan.
+        ConfigError: an option is given twice, or a setting exceeds the plan.
     """
-    options = reward_model_options(settings)
+    own = {name: getattr(settings, name) for name in ParallelOptions.model_fields if name in settings.model_fields_set}
+    for name in own:
+        if name in settings.reward_model_kwargs:
+            raise ConfigError(f"{name} is given twice, also in reward_model_kwargs; leave one out.")
+    options = {**settings.reward_model_kwargs, **own}
     if settings.plan is None:
         return settings.reward_model, options
     return planned_scorer(settings.plan, settings.reward_model, options, conversations=num_envs)
 
 
-def reward_model_options(settings: EnvSettings) -> dict[str, Any]:
-    """Return the options of the reward model: `reward_model_kwargs`, and those that have a keyword of their own."""
-    own = {name: getattr(settings, name) for name in ParallelOptions.model_fields if name in settings.model_fields_set}
-    for name in own:
-        if name in settings.reward_model_kwargs:
-            raise ConfigError(f"{name} is given twice, also in reward_model_kwargs; leave one out.")
-    return {**settings.reward_model_kwargs, **own}
+def divide_known(
+    settings: Mapping[str, Any], owner: str, options: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords that are among the `options`, and the others.
 
-
-def require_known(settings: Mapping[str, Any], owner: str, *options: str) -> None:
-    """Raise ConfigError if a keyword is neither a field of `EnvSettings` nor one of the other `options`."""
+    Raises:
+        ConfigError: one of the others is no field of `EnvSettings`.
+    """
     known = ["num_envs", *options, *EnvSettings.model_fields]
     for name in settings:
         if name not in known:
             hint = " Use max_turns to limit replies." if name == "max_episode_steps" else nearest(name, known)
             raise ConfigError(f"{name}: unknown setting.{hint} Known settings of {owner}: {', '.join(known)}.")
+    own = {name: value for name, value in settings.items() if name in options}
+    return own, {name: value for name, value in settings.items() if name not in options}
 
 
 def require_single(settings: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pydantic
@@ -109,9 +109,8 @@ class SimulatedUser(NeverCopied):
                     turns[row] = None if ends else reply.text.strip()
                     del asked[row]
                 else:
-                    reason = "its message was empty" + (
-                        "" if reply.finished else ", or cut before the end of its reasoning"
-                    )
+                    cut = "" if reply.finished else ", or cut before the end of its reasoning"
+                    reason = f"its message was empty{cut}"
         for row in asked:
             raise self._failed(row, len(conversations), reason)
         return turns
@@ -153,16 +152,3 @@ class SimulatedUser(NeverCopied):
 
     def _failed(self, row: int, count: int, reason: str) -> GymRMError:
         return GymRMError(f"{self!r} wrote no message for conversation {row} of {count}: {reason}.")
-
-
-def simulated_user(settings: Mapping[str, Any]) -> SimulatedUser:
-    """Return the simulated user with these settings.
-
-    Raises:
-        ConfigError: a setting is unknown or invalid.
-    """
-    if "model" not in settings:
-        raise ConfigError(
-            f"respond has no model: {dict(settings)!r:.200}; write {{'model': ..., 'instructions': ...}}."
-        )
-    return SimulatedUser(**settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import gymnasium as gym
@@ -24,13 +25,18 @@ class SingleEnv(gym.Env[Observation, Action]):
     Single and vector environments share one implementation, so that they cannot differ.
 
     Args:
-        envs: vector environment with one row, in `DISABLED` mode.
+        make: makes the vector environment, from the number of its rows and the settings.
+        **settings: its settings.
+
+    Raises:
+        ConfigError: a setting is invalid, or only for vector environments.
     """
 
     metadata = RENDERING
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
-        self._envs = envs
+    def __init__(self, make: Callable[..., VectorEnv[Any, Any, Any]], **settings: Any) -> None:
+        require_single(settings)
+        self._envs = envs = make(1, **settings, autoreset_mode=AutoresetMode.DISABLED)
         self.observation_space = envs.single_observation_space
         self.action_space = envs.single_action_space
         self.render_mode = envs.render_mode
@@ -106,5 +112,4 @@ class RewardEnv(SingleEnv[list[Message], str]):
     """
 
     def __init__(self, **settings: Any) -> None:
-        require_single(settings)
-        super().__init__(RewardVectorEnv(1, **settings, autoreset_mode=AutoresetMode.DISABLED))
+        super().__init__(RewardVectorEnv, **settings)

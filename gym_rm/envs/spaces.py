@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Iterable
-from typing import Any, Never, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -40,8 +40,6 @@ Seed: TypeAlias = "int | np.random.Generator | None"
 
 def is_encodable(text: str) -> bool:
     """Return whether UTF-8 can encode `text`, that is, whether it has no lone surrogate (half of a surrogate pair)."""
-    if text.isascii():
-        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,11 +122,8 @@ class UnicodeText(spaces.Space[str]):
         return f"UnicodeText({self.max_length}, min_length={self.min_length})"
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, UnicodeText)
-            and self.min_length == other.min_length
-            and self.max_length == other.max_length
-        )
+        bounds = (self.min_length, self.max_length)
+        return isinstance(other, UnicodeText) and bounds == (other.min_length, other.max_length)
 
 
 class ConversationSpace(spaces.Sequence):
@@ -199,13 +194,6 @@ def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[A
     return spaces.Tuple(copies, seed=copy.deepcopy(space.np_random))
 
 
-def _refuse_shared_memory(space: UnicodeText, n: int = 1, ctx: object = None) -> Never:
-    raise TypeError(
-        f"shared_memory requires a static shape, but {space} has a dynamic shape. "
-        "For `AsyncVectorEnv`, disable `shared_memory`."
-    )
-
-
 def _text_to_code_points(space: UnicodeText, x: str) -> NDArray[np.int32]:
     points = np.full(space.max_length, PADDING, dtype=np.int32)
     points[: len(x)] = np.frombuffer(x.encode("utf-32-le"), dtype="<i4")
@@ -223,7 +211,7 @@ create_empty_array.register(UnicodeText, lambda space, n=1, fn=np.zeros: (" " * 
 create_empty_array.register(ConversationSpace, lambda space, n=1, fn=np.zeros: tuple([] for _ in range(n)))
 create_zero_array.register(UnicodeText, lambda space: " " * space.min_length)
 create_zero_array.register(ConversationSpace, lambda space: [])
-create_shared_memory.register(UnicodeText, _refuse_shared_memory)
+create_shared_memory.register(UnicodeText, create_shared_memory.dispatch(spaces.Sequence))  # which refuses
 is_space_dtype_shape_equiv.register(
     UnicodeText, lambda one, other: isinstance(other, UnicodeText) and one.max_length == other.max_length
 )

@@ -24,7 +24,7 @@ from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
-from gym_rm.envs.settings import RENDERING, EnvSettings, planned, require_known, same_step_statistics
+from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
@@ -70,7 +70,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
-        require_known(settings, "RewardModel-v0")
+        divide_known(settings, "RewardModel-v0")
         self.settings = parse_settings(EnvSettings, settings)
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:
@@ -79,8 +79,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 f"got num_envs={num_envs} and group_size={self.group_size}."
             )
         self.render_mode = self.settings.render_mode
-        if self.render_mode not in (None, *RENDERING["render_modes"]):
-            known = [None, *RENDERING["render_modes"]]
+        known = [None, *RENDERING["render_modes"]]
+        if self.render_mode not in known:
             raise RenderModeError(f"render_mode must be one of {known}, got {self.render_mode!r}.")
         self.autoreset_mode = self.settings.autoreset_mode
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_rm.checks import load_object
-from gym_rm.envs.settings import EnvSettings, require_known, require_single
+from gym_rm.envs.settings import EnvSettings, divide_known
 from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
@@ -46,7 +46,6 @@ def make_vec(num_envs: int = 1, *, kind: str, **settings: Any) -> RewardVectorEn
 
 def make(*, kind: str, **settings: Any) -> RewardEnv:
     """Make a single environment, see `make_vec`."""
-    require_single(settings)
     return RewardEnv(**_with_scorer(kind, settings))
 
 
@@ -65,9 +64,7 @@ def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     scorer = load_object("kind", SCORER_KINDS[kind])
     options = [each for each in inspect.signature(scorer).parameters if each not in EnvSettings.model_fields]
-    require_known(settings, name, *options)
-    own = {key: value for key, value in settings.items() if key in options}
-    rest = {key: value for key, value in settings.items() if key not in options}
+    own, rest = divide_known(settings, name, options)
     if rest.get("prompts") is None and kind in PROMPTS:
         rest["prompts"] = PROMPTS[kind]
     return {**rest, "reward_model": {"kind": kind, **own}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gym_rm.planning.gpu_memory import component_memory
-from gym_rm.planning.hardware.devices import Cluster, Device
+from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.phase_clock import PhaseClock, Site
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest, StepWorkload
@@ -90,12 +90,8 @@ def awake_options(
 ) -> list[Option]:
     """Return the choices of a component in a pool that fit a GPU while nothing else is awake; it does not sleep.
 
-    Args:
-        component: the component.
-        place: the pool's GPUs.
-        request: for the work and the cluster.
-        together: whether the policy and generation share the pool.
-        known: sizes of earlier calls; new ones are added.
+    `together` is whether the policy and generation share the pool. Sizes of earlier calls are `known`; new ones are
+    added.
     """
     device, site = request.cluster.device, place.site(request.cluster)
     share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
@@ -123,14 +119,12 @@ def with_sleeping(component: Component, awake: Sequence[Option], request: PlanRe
     stays = component.engine == "transformers" or policy_is_shared or component.sleeps is False
     if alone or stays or request.cluster.device.is_cpu:
         return [*awake]
-    asleep = [_asleep(component, option, request.cluster.device) for option in awake]
+    asleep = []
+    for option in awake:
+        waking = wake_times(component, option.resident, request.cluster.device).total
+        seconds = (option.seconds[0] + waking, *option.seconds[1:])
+        asleep.append(Option(replace(option.choice, sleeps=True), 0.0, option.peak, seconds))
     return asleep if component.sleeps else [*awake, *asleep]
-
-
-def _asleep(component: Component, option: Option, device: Device) -> Option:
-    waking = wake_times(component, option.resident, device).total
-    seconds = (option.seconds[0] + waking, *option.seconds[1:])
-    return Option(replace(option.choice, sleeps=True), 0.0, option.peak, seconds)
 
 
 def undominated(options: Sequence[Option], *, spans: bool = False) -> list[Option]:
@@ -159,11 +153,7 @@ def phase_clocks(
 ) -> dict[Phase, PhaseClock]:
     """Return the seconds of each phase and what they are spent on, without waking.
 
-    Args:
-        component, choice, request: what runs.
-        site: where.
-        together: whether the policy and generation share the pool.
-        crosses: whether they are in different nodes.
+    `together` is whether the policy and generation share the pool, `crosses` whether they are in different nodes.
     """
     work, shared = request.workload, generates_with_policy(request)
     # With one update, and replies from the policy's own forward, the log-probabilities are those of the update.

@@ -11,14 +11,7 @@ from gym_rm.planning.quantities import Basis, Quantity, weakest
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a component runs.
-
-    Attributes:
-        device: kind of the GPUs.
-        network: bytes/s from a GPU to other nodes.
-        num_gpus: GPUs of the pool.
-        per_node: GPUs of the pool that are in the same node at least.
-    """
+    """GPUs of a pool, at least `per_node` of them in the same node; `network`: bytes/s from a GPU to other nodes."""
 
     device: Device
     network: Quantity
@@ -40,11 +33,7 @@ class Site:
 
 
 class PhaseClock:
-    """Adds up the parts of a phase.
-
-    Attributes:
-        total: seconds of all parts.
-    """
+    """Adds up the parts of a phase; `total` has the seconds of all."""
 
     __slots__ = ("_parts", "total")
 

@@ -13,12 +13,7 @@ EXACT_UNITS = 48  # more units than this are packed largest first, without tryin
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """GPUs that a pool needs.
-
-    Attributes:
-        num_gpus: how many.
-        unit: GPUs that must be in one node: the largest tensor-parallel group, or all of a pool that stays in a node.
-    """
+    """GPUs that a pool needs, of which `unit` must be in one node: a tensor-parallel group, or all of its GPUs."""
 
     num_gpus: int
     unit: int

@@ -101,8 +101,7 @@ class PhaseMemory:
     """Memory of one GPU while one component works.
 
     Attributes:
-        phase: the phase.
-        component: the component that works.
+        phase, component: the phase, and the component that works.
         persistent: what lies there for the whole phase, also of components that wait.
         instants: moments of the phase; only one of them is at a time.
     """
@@ -237,10 +236,8 @@ class Plan:
     """Placement, memory and time of a request on a cluster.
 
     Attributes:
-        name: name of the request.
-        cluster: the cluster in words.
+        name, cluster: name of the request, and the cluster in words.
         nodes: number of GPUs of each node.
-        pools: the pools.
         times: the work of each component in each phase of one step.
         phase_seconds: duration of each phase: the largest sum over pools.
         step_seconds: duration of one step.

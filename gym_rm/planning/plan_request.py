@@ -64,12 +64,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class StepWorkload:
-    """The work of one step.
-
-    Attributes:
-        num_prompts, group_size, turns, turn_tokens, updates_per_step, epochs, asynchronous: as in the settings.
-        prompts, replies: lengths.
-    """
+    """The work of one step, as in the settings."""
 
     num_prompts: int
     group_size: int
@@ -142,10 +137,6 @@ class PlanRequest:
     """Everything a plan is made from.
 
     Attributes:
-        name: name of the plan.
-        cluster: the hardware.
-        components: the models.
-        workload: the work of a step.
         pools: None for any, or the components of each pool.
         step_seconds: longest step, for the fewest GPUs that reach it; None for the fastest step.
         notes: what the reader should know about the inputs.

@@ -35,14 +35,15 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
 
     Raises:
         Infeasible: there is no plan; the message has all reasons, each with a change that mends it.
-        ConfigError: a setting is wrong.
+        ConfigError: settings are wrong; the message lists all problems.
 
     Example:
         >>> planned = plan({"cluster": {"gpu": "h100_sxm"}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}})
         >>> planned.used_gpus
         1
     """
-    return plan_request(read_request(read_settings(source, overrides=overrides)))
+    values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
+    return plan_request(read_request(load_config(PlanSettings, values, overrides)))
 
 
 def plan_request(request: PlanRequest) -> Plan:
@@ -72,16 +73,6 @@ def _suggestions(request: PlanRequest, found: Plan) -> Iterator[str]:
         if other is not None and other.step_seconds < 0.95 * found.step_seconds:
             before, after = show_seconds(found.step_seconds), show_seconds(other.step_seconds)
             yield f"{found.processor}s wait {waits:.0%} of a step; with {change} it takes {after} instead of {before}"
-
-
-def read_settings(source: Source, *, overrides: tuple[str, ...] = ()) -> PlanSettings:
-    """Return the settings of a request.
-
-    Raises:
-        ConfigError: a setting is unknown or invalid; the message lists all problems.
-    """
-    values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
-    return load_config(PlanSettings, values, overrides)
 
 
 def read_request(settings: PlanSettings) -> PlanRequest:

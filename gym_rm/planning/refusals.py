@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,7 @@ FIXED = ("num_gpus", "num_replicas", "fsdp_size", "tensor_parallel_size", "quant
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that a request breaks.
-
-    Attributes:
-        text: the rule, with the values.
-        fix: the smallest change that keeps it.
-    """
+    """A rule that a request breaks, in words with the values, and the smallest change that keeps it."""
 
     text: str
     fix: str
@@ -134,9 +130,8 @@ def explain(request: PlanRequest) -> Infeasible:
         seconds = math.ceil(fastest.step_seconds * 10) / 10
         gpus = _more_gpus(request)
         text = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}."
-        fix = f"Set step_seconds={seconds:g}" + (
-            f" or more, or use {gpus} {request.cluster.device.processor}s." if gpus else "."
-        )
+        more = f" or more, or use {gpus} {request.cluster.device.processor}s" if gpus else ""
+        fix = f"Set step_seconds={seconds:g}{more}."
         violations = [Violation(f"step_seconds={request.step_seconds:g}: {text}", fix)]
     else:
         violations = _contradictions(request) or _too_large(replace(request, step_seconds=None))
@@ -212,10 +207,7 @@ def _more_gpus(request: PlanRequest) -> int:
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int:
     """Return the least number that is enough. `high` is, and more is never worse."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low
+    return low + bisect.bisect_left(range(low, high), True, key=enough)
 
 
 def _fits(request: PlanRequest, cluster: Cluster) -> bool:

@@ -47,15 +47,7 @@ NEVER: Key = (math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """A pool of a plan.
-
-    Attributes:
-        names: its components.
-        choices: one for each.
-        place: its GPUs.
-        seconds: of each phase.
-        crosses: whether new weights go from it to other nodes.
-    """
+    """A pool of a plan: its components with a choice for each; `crosses`: whether its new weights go to other nodes."""
 
     names: tuple[str, ...]
     choices: tuple[Choice, ...]
@@ -71,14 +63,7 @@ class PoolChoice:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Result of a search.
-
-    Attributes:
-        pools: the pools.
-        gpus: addresses of each pool.
-        step_seconds: duration of a step.
-        exact: whether no plan is better.
-    """
+    """The best pools that a search found, with the GPUs of each; `exact`: whether no plan is better."""
 
     pools: tuple[PoolChoice, ...]
     gpus: tuple[tuple[Address, ...], ...]
@@ -146,14 +131,7 @@ def partitions(names: Sequence[Part]) -> Iterator[tuple[tuple[Part, ...], ...]]:
 
 @dataclass(frozen=True, slots=True)
 class PoolCandidate:
-    """GPUs for a group of components whose options are not chosen yet.
-
-    Attributes:
-        names: the components.
-        place: the GPUs.
-        options: of each component.
-        seconds: no choice is faster than this in any phase.
-    """
+    """GPUs for components whose options are not chosen yet; no choice is faster than `seconds` in any phase."""
 
     names: tuple[str, ...]
     place: PoolPlace
@@ -369,11 +347,10 @@ class _Search:
         nodes, needs = self.request.cluster.nodes, [pool.need for pool in pools]
         roles = [self._roles(pool.names) for pool in pools]
         ends = [index for index, each in enumerate(roles) if {Role.POLICY, Role.GENERATION} & each]
-        if len(ends) == 2 and not any(pools[index].place.spans for index in ends):
-            gpus = place(nodes, needs, together=ends)
-            if gpus is not None:
-                return pools, gpus
         if len(ends) == 2:
+            spans = any(pools[index].place.spans for index in ends)
+            if not spans and (gpus := place(nodes, needs, together=ends)) is not None:
+                return pools, gpus
             end = next(index for index in ends if Role.POLICY in roles[index])
             slower = replace(pools[end], crosses=True, seconds=_added(pools[end].seconds, self.crossing))
             pools = [*pools[:end], slower, *pools[end + 1 :]]

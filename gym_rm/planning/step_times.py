@@ -40,9 +40,7 @@ def component_times(
 ) -> dict[Phase, PhaseClock]:
     """Return the seconds of each phase, for one step.
 
-    Args:
-        component, choice, workload, site: what runs, how, on what work, and where.
-        old_log_probs: whether the policy computes the log-probabilities of the replies before it is updated.
+    `old_log_probs` is whether the policy computes the log-probabilities of the replies before it is updated.
     """
     role, what = component.role, (component, choice, workload, site)
     if role is Role.GENERATION:
@@ -106,15 +104,9 @@ class _Work:
         component, shape, device, tp = self.component, self.shape, self.device, self.tp
         size = min(component.bytes_per_parameter, 4.0)
         peak, rows = device.peak_flops(component.dtype), tokens / max(batches, 1)
-        reached = device.matmul_share(rows)
         flops = 2.0 * tokens * shape.active_parameters / tp + 2.0 * head_tokens * shape.hidden * shape.head_width / tp
         read = batches * matmul * shape.weights_read(rows) * component.bytes_per_parameter / tp
-        self.slower(
-            computing=flops * matmul / (peak.value * reached.value),
-            computing_basis=weakest((peak.basis, reached.basis)),
-            reading=read / (device.bandwidth.value * device.streaming.value),
-            reads="every batch reads the weights",
-        )
+        self.products(flops * matmul, read, rows, "every batch reads the weights")
         share = device.attention_share(length)
         self.clock.add(
             ATTENTION,
@@ -132,14 +124,17 @@ class _Work:
         if tp > 1:
             self.all_reduces(tokens * all_reduces, batches * all_reduces, size)
 
-    def slower(self, *, computing: float, computing_basis: Basis, reading: float, reads: str) -> None:
-        """Add the products, which compute and read weights at the same time."""
+    def products(self, flops: float, read: float, rows: float, reads: str) -> None:
+        """Add products of so many rows, which compute and read bytes of weights at the same time."""
+        device = self.device
+        peak, reached = device.peak_flops(self.component.dtype), device.matmul_share(rows)
+        computing = flops / (peak.value * reached.value)
+        reading = read / (device.bandwidth.value * device.streaming.value)
         if reading > computing:
-            basis = weakest((self.device.bandwidth.basis, self.device.streaming.basis))
-            self.clock.add(BANDWIDTH, reading, basis, reads)
+            self.clock.add(BANDWIDTH, reading, weakest((device.bandwidth.basis, device.streaming.basis)), reads)
         else:
             text = "2 operations for each weight and token, at the rate that products of so many tokens reach"
-            self.clock.add(MATMUL, computing, computing_basis, text)
+            self.clock.add(MATMUL, computing, weakest((peak.basis, reached.basis)), text)
 
     def launches(self, forwards: float) -> None:
         """Raise the time to what the host needs to start all kernels; they run while it starts the next ones.
@@ -317,25 +312,16 @@ class _Work:
     def decode(self, *, running: float, steps: float, context: float) -> None:
         """Add so many steps of one token for each running conversation."""
         component, shape, device, tp = self.component, self.shape, self.device, self.tp
-        peak, size = device.peak_flops(component.dtype), component.bytes_per_parameter
-        reached, head = device.matmul_share(running), shape.hidden * shape.vocabulary
+        size, head = component.bytes_per_parameter, shape.hidden * shape.vocabulary
         read = (shape.weights_read(running) + head) * size / tp
         flops = 2.0 * running * (shape.active_parameters + head) / tp
-        self.slower(
-            computing=steps * flops / (peak.value * reached.value),
-            computing_basis=weakest((peak.basis, reached.basis)),
-            reading=steps * read / (device.bandwidth.value * device.streaming.value),
-            reads="every token of a reply reads the weights and the KV cache",
-        )
-        width = max(component.bytes_per_parameter, 2.0)
+        reads = "every token of a reply reads the weights and the KV cache"
+        self.products(steps * flops, steps * read, running, reads)
+        width = max(size, 2.0)
         cached = running * shape.cached_numbers(int(context)) * width / min(tp, max(shape.kv_heads, 1))
         read = running * shape.numbers_of_heads(context) * width if device.is_cpu else cached
-        self.clock.add(
-            BANDWIDTH,
-            steps * read / (device.bandwidth.value * device.decoding.value),
-            weakest((device.bandwidth.basis, device.decoding.basis)),
-            "every token of a reply reads the weights and the KV cache",
-        )
+        seconds = steps * read / (device.bandwidth.value * device.decoding.value)
+        self.clock.add(BANDWIDTH, seconds, weakest((device.bandwidth.basis, device.decoding.basis)), reads)
         if tp > 1:
             self.all_reduces(steps * running, steps, min(size, 4.0))
         if component.engine == "transformers":

@@ -35,10 +35,9 @@ def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
     """
     options: dict[str, Any] = dict(settings.env.reward_model_kwargs)
     placed = {"device", "device_map", "num_replicas", "tensor_parallel_size", "fsdp_size", "executor"} & options.keys()
-    local = settings.env.reward_model is None or (
-        isinstance(settings.env.reward_model, str) and not settings.env.reward_model.startswith(("http:", "https:"))
-    )
-    if device.type == "cuda" and local and not placed and ":" not in str(settings.env.reward_model):
+    # A URL and `module:function` have a colon.
+    local = isinstance(settings.env.reward_model, str | None) and ":" not in str(settings.env.reward_model)
+    if device.type == "cuda" and local and not placed:
         options["device"] = str(device)
     try:
         scorer: Scorer = load_scorer(settings.env.reward_model, **options)
@@ -57,17 +56,14 @@ def complete(settings: GRPOSettings) -> GRPOSettings:
     """
     settings = follow_plan(settings)
     embedded = settings.policy.model is None
-    sampling, optimizer = settings.sampling, settings.optimizer
+    max_new_tokens = settings.sampling.max_new_tokens or (24 if embedded else 512)
+    learning_rate = settings.optimizer.learning_rate or (5e-4 if embedded else 1e-6)
     return settings.model_copy(
         update={
             "output": settings.output or f"outputs/grpo-{time.strftime('%Y%m%d-%H%M%S')}",
             "threads": settings.threads or (1 if embedded else torch.get_num_threads()),
-            "sampling": sampling.model_copy(
-                update={"max_new_tokens": sampling.max_new_tokens or (24 if embedded else 512)}
-            ),
-            "optimizer": optimizer.model_copy(
-                update={"learning_rate": optimizer.learning_rate or (5e-4 if embedded else 1e-6)}
-            ),
+            "sampling": settings.sampling.model_copy(update={"max_new_tokens": max_new_tokens}),
+            "optimizer": settings.optimizer.model_copy(update={"learning_rate": learning_rate}),
         }
     )
 

@@ -219,15 +219,12 @@ class GRPOSettings(Config):
 
 def settings_help(settings: type[Config] = GRPOSettings) -> str:
     """Return a text with every setting, its type, its default and what it does."""
-    groups = {name: field.annotation for name, field in settings.model_fields.items() if _is_group(field.annotation)}
+    kinds = {name: field.annotation for name, field in settings.model_fields.items()}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Config)}
     lines = ["settings:"]
     for prefix, schema in {"": settings, **{f"{name}.": group for name, group in groups.items()}}.items():
-        for each in settings_of(schema):  # type: ignore[arg-type]
+        for each in settings_of(schema):
             if each.name not in groups or prefix:
                 words = textwrap.fill(each.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
                 lines += [f"  {prefix}{each.name}  [{each.type}; default: {each.default}]", words]
     return "\n".join(lines)
-
-
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Config)

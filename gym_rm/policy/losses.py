@@ -101,10 +101,8 @@ def policy_loss(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, settings
     Secretly Brings You Off-Policy RL Training).
 
     Args:
-        log_probs: log-probabilities of the tokens under the policy.
-        entropy: entropies of the policy where it sampled the tokens.
-        inputs: what else is known of the tokens.
-        settings: the settings of a run's loss.
+        log_probs, entropy: log-probabilities of the tokens, and entropies where they were sampled, of the policy now.
+        inputs, settings: what else is known of the tokens, and the settings of a run's loss.
     """
     zero = torch.zeros_like(log_probs)
     ratios = bounded_exp(log_probs - inputs.old_log_probs)

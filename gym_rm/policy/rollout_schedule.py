@@ -20,14 +20,11 @@ class RolloutSchedule:
     """The episodes of each step and of the measurements; the same on any number of ranks.
 
     Args:
-        settings: settings of the run.
-        learner: the policy, for its tokenizer and its ranks.
-        num_prompts: number of prompts to train on.
-        num_held_out: number of prompts to measure on.
+        settings, learner: settings of the run, and the policy, for its tokenizer and its ranks.
+        num_prompts, num_held_out: numbers of prompts to train on, and to measure on.
 
     Attributes:
-        num_envs: environments of this rank in a step.
-        num_held_out_envs: environments of this rank in a measurement.
+        num_envs, num_held_out_envs: environments of this rank in a step, and in a measurement.
 
     Raises:
         ConfigError: there is no prompt, or those of a step cannot be divided among the processes.

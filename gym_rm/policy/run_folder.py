@@ -16,12 +16,11 @@ from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollouts import Rollout
-from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
+from gym_rm.reports.runs import Phase, Run, RunWriter, flat, read_run
 from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.training.adapters import base_revision
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
-from gym_rm.training.reward_model_settings import flat_settings
 from gym_rm.types import Prompt
 
 LOGGED_GROUPS = 4  # groups of a step whose conversations are written
@@ -29,12 +28,7 @@ LOGGED_GROUPS = 4  # groups of a step whose conversations are written
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a run ended before its last step.
-
-    Attributes:
-        reason: in words.
-        exit_code: of the process.
-    """
+    """Why a run ended before its last step, in words, and the exit code of its process."""
 
     reason: str
     exit_code: int
@@ -109,11 +103,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Write and return the metrics of a step, and now and then its first conversations.
 
-        Args:
-            rollouts: those of this rank.
-            advantages: of each rollout.
-            metrics: metrics of the updates.
-            seconds: of the step.
+        The rollouts are those of this rank, with the advantage of each, and the metrics those of the updates.
         """
         every = self.learner.gathered(list(zip(rollouts, advantages, strict=True)))
         of_all = [rollout for rollout, _ in every]
@@ -165,8 +155,7 @@ class RunFolder:
         """Write a line, and send its numbers to the trackers."""
         if self.writer is not None:
             self.writer.add_metrics(phase, self.step, metrics)
-        flat = {f"{phase}/{name.replace('.', '/')}": value for name, value in flat_settings(metrics).items()}
-        numbers = {name: value for name, value in flat.items() if isinstance(value, int | float)}
+        numbers = {f"{phase}/{name}": value for name, value in flat(metrics, "/") if isinstance(value, int | float)}
         self.learner.accelerator.log(numbers, step=self.step)
 
     def _add_conversation(self, phase: Phase, rollout: Rollout, advantage: float | None) -> None:
@@ -189,14 +178,10 @@ class RunFolder:
 
 def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
-    values = settings.model_dump(mode="json")
-    for name in ("output", "report_to", "threads", "checkpoint", "plan"):
-        values.pop(name)
-    for name in ("server", "server_key", "weights_folder"):
-        values["sampling"].pop(name)
-    for name in ("max_num_batched_tokens", "fsdp"):
-        values["optimizer"].pop(name)
-    values["policy"].pop("gradient_checkpointing")
+    others: dict[str, Any] = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "plan"), True)
+    others["sampling"] = {"server", "server_key", "weights_folder"}
+    others["optimizer"] = {"max_num_batched_tokens", "fsdp"}
+    values = settings.model_dump(mode="json", exclude={**others, "policy": {"gradient_checkpointing"}})
     if settings.optimizer.schedule == "constant":
         values.pop("steps")  # a finished run can be resumed with more steps
     return values

@@ -21,10 +21,8 @@ class PolicySampler:
     """A sampler of a run's policy, and how it gets the weights of the learner; see `Sampler`.
 
     Attributes:
-        sampler: what samples.
         has_own_weights: whether it must get the weights after every update; otherwise it reads the learner's.
         is_server: whether it is a server, which gets weights from the main process, for all.
-        learner: the policy.
     """
 
     sampler: Sampler

@@ -7,12 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone
@@ -24,32 +22,18 @@ from gym_rm.errors import ConfigError
 from gym_rm.generation.models import open_chat_model
 from gym_rm.policy.token_log_probs import LogitOptions, token_log_probs
 from gym_rm.policy.turn_batches import PolicyBatch
-from gym_rm.training.adapters import with_adapters
+from gym_rm.training.adapters import Adaptable, with_adapters
 from gym_rm.training.reward_model_settings import LoRASettings
 
 DROPS = re.compile("drop|jitter")  # probabilities and noise that layers apply in training
 
 
 @dataclass(frozen=True)
-class StartPolicy:
-    """The policy that a run starts from, on the CPU, in evaluation mode.
+class StartPolicy(Adaptable):
+    """The policy that a run starts from, in evaluation mode; its name may be `"embedded"`.
 
-    Attributes:
-        model: the Hugging Face model; with adapters, the model inside of `peft`.
-        peft: the model with its adapters, or None.
-        tokenizer: its tokenizer, with a chat template and a padding token; it pads on the left.
-        name: folder or hub id, or `"embedded"`.
+    Its tokenizer has a chat template and a padding token, and pads on the left.
     """
-
-    model: PreTrainedModel
-    peft: Any
-    tokenizer: Any
-    name: str
-
-    @property
-    def trained(self) -> Any:
-        """The model to save: with adapters, that of peft."""
-        return self.model if self.peft is None else self.peft
 
 
 def open_policy(
@@ -58,10 +42,8 @@ def open_policy(
     """Return the policy that training starts from.
 
     Args:
-        path: folder or hub id of a chat model; None for the embedded policy.
-        lora: adapters to train instead of all weights.
-        dtype: type of the weights.
-        seed: seed of the adapters.
+        path, dtype: folder or hub id of a chat model (None for the embedded policy), and type of the weights.
+        lora, seed: adapters to train instead of all weights, and their seed.
 
     Raises:
         ConfigError: there is no such model, a file is malformed, the model has no output layer over its vocabulary or
@@ -109,8 +91,7 @@ class TrainedPolicy(nn.Module):
     """The module whose forward runs in training: a batch in, log-probabilities and entropies `[N]` out.
 
     Args:
-        start: the policy.
-        temperature: sampling temperature.
+        start, temperature: the policy, and its sampling temperature.
         chunk_tokens: tokens whose logits are in memory at a time; None for a number that suits the device.
 
     Attributes:

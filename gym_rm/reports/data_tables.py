@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -95,10 +95,6 @@ def _findings_table(title: str, findings: Sequence[Finding], none: str) -> Rende
         return Text(f"{title}: {none}.")
     table = plain_table("", title, "rows", "for example", numbers=("rows",))
     for each in findings:
-        table.add_row(Text(visible(each.text)), f"{each.count:,}", Text(visible(_short(each.examples))))
+        places = ", ".join(place.rsplit("/", 1)[-1] for place in each.examples)  # without the folders of their files
+        table.add_row(Text(visible(each.text)), f"{each.count:,}", Text(visible(places)))
     return table
-
-
-def _short(places: Iterable[str]) -> str:
-    """Return places without the folders of their files."""
-    return ", ".join(place.rsplit("/", 1)[-1] for place in places)

@@ -18,8 +18,7 @@ class RewardMetrics:
         num_failed: number of conversations with a missing score.
         mean: mean reward. This and the other statistics are None if they are undefined, never NaN.
         std: population standard deviation (divisor N), computed in two passes; 0.0 for a single sample.
-        min: lowest reward.
-        max: highest reward.
+        min, max: lowest and highest reward.
 
     Example:
         >>> metrics = reward_metrics([1.0, 3.0, float("nan")])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.plan import MemoryItem, PhaseMemory, PhaseTime, Plan, Role
+from gym_rm.planning.plan import PhaseMemory, PhaseTime, Plan, Role
 from gym_rm.planning.quantities import GIB, show_seconds
 from gym_rm.reports.plan_tables import budget, count, division, items_at_peak, ranges, rate
 
@@ -198,14 +198,9 @@ def _draw_bar(
     axes: Any, x: float, memory: PhaseMemory, colors: dict[str, str], highest: float, *, width: float
 ) -> None:
     """Stack the items of a bar, those of the peak last; items that are tall and wide enough get a text."""
-    bottom = 0.0
-    order = list(colors)
-
-    def place(pair: tuple[MemoryItem, bool]) -> tuple[bool, int]:
-        owner = pair[0].component
-        return pair[1], order.index(owner) if owner in order else -1
-
-    for item, passing in sorted(items_at_peak(memory), key=place):
+    bottom, order = 0.0, {name: number for number, name in enumerate(colors)}
+    items = sorted(items_at_peak(memory), key=lambda pair: (pair[1], order.get(pair[0].component, -1)))
+    for item, passing in items:
         height, color = item.bytes / GIB, colors.get(item.component, OTHER)
         axes.bar(x, height, 0.85, bottom, color=color, edgecolor="white", hatch="///" if passing else "", linewidth=0.6)
         text = f"{item.name.replace('_', ' ')} {_gib(item.bytes)}"

@@ -54,7 +54,7 @@ def _assumed(plan: Plan) -> list[str]:
     parts = [part for time in plan.times for part in time.parts]
     texts = []
     for sort, numbers in (("memory", items), ("time", parts)):
-        names = dict.fromkeys(_plain(number.name) for number in numbers if number.basis is Basis.ASSUMPTION)
+        names = dict.fromkeys(number.name.replace("_", " ") for number in numbers if number.basis is Basis.ASSUMPTION)
         texts += [f"{', '.join(names)} ({sort})"] if names else []
     return [f"Assumed: {'; '.join(texts)}. --json has where every number is from."] if texts else []
 
@@ -188,16 +188,15 @@ def rate(value: float) -> str:
 def items_at_peak(memory: PhaseMemory) -> list[tuple[MemoryItem, bool]]:
     """Return the items at the largest instant; True for those of the instant. Items of one name and owner are one."""
     found: dict[tuple[str, str, bool], list[MemoryItem]] = {}
-    for item, passing in [(each, False) for each in memory.persistent] + [
-        (each, True) for each in memory.largest.items
-    ]:
-        found.setdefault((item.name, item.component, passing), []).append(item)
-    return [(_together(items), passing) for (_, _, passing), items in found.items()]
-
-
-def _together(items: Sequence[MemoryItem]) -> MemoryItem:
-    size, basis = sum(item.bytes for item in items), weakest(item.basis for item in items)
-    return replace(items[0], bytes=size, basis=basis, source="; ".join(dict.fromkeys(item.source for item in items)))
+    for passing, all_items in ((False, memory.persistent), (True, memory.largest.items)):
+        for item in all_items:
+            found.setdefault((item.name, item.component, passing), []).append(item)
+    together = []
+    for (_, _, passing), items in found.items():
+        size, basis = sum(item.bytes for item in items), weakest(item.basis for item in items)
+        sources = "; ".join(dict.fromkeys(item.source for item in items))
+        together.append((replace(items[0], bytes=size, basis=basis, source=sources), passing))
+    return together
 
 
 # --- several plans, and the known GPUs --------------------------------------------------------------------------------
@@ -253,18 +252,12 @@ def add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell)) for cell in cells))
 
 
-def _plain(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _items(memory: PhaseMemory) -> str:
     items = sorted((item for item, _ in items_at_peak(memory)), key=lambda item: -item.bytes)
-    shown = [
-        f"{'' if item.component in ('', memory.component) else f'{item.component}: '}{_plain(item.name)} "
-        f"{item.bytes / GIB:.1f}"
-        for item in items[:LARGEST_ITEMS]
-        if item.bytes > 0
-    ]
+    shown = []
+    for item in items[:LARGEST_ITEMS]:
+        owner = "" if item.component in ("", memory.component) else f"{item.component}: "
+        shown += [f"{owner}{item.name.replace('_', ' ')} {item.bytes / GIB:.1f}"] if item.bytes > 0 else []
     rest = sum(item.bytes for item in items[LARGEST_ITEMS:])
     return ", ".join(shown + ([f"other {rest / GIB:.1f}"] if rest > 0 else []))
 

@@ -30,14 +30,7 @@ Series = Sequence[tuple[str, str]]  # names of metrics with their words
 
 @dataclass(frozen=True, slots=True)
 class CaptionedChart:
-    """A chart with the words around it.
-
-    Attributes:
-        title: heading.
-        svg: the drawing.
-        words: caption.
-        legend: words of the lines by their class.
-    """
+    """A drawing with its heading, its caption (`words`), and a legend: words of the lines by their class."""
 
     title: str
     svg: str
@@ -50,7 +43,6 @@ class Panel:
     """What a chart of curves shows.
 
     Attributes:
-        title: heading.
         series: metrics with their words.
         words: caption.
         kind: "share" from 0 to 100 %, "part" from 0 in percent, "positive" from 0, or "number".
@@ -210,10 +202,7 @@ def _axes(panel: Panel, lines: Sequence[Sequence[Point]]) -> Chart:
     x = (min(0.0, *steps), max(steps)) if max(steps) > 0 else (0.0, 1.0)
     y = _range([value for line in lines for _, value in line], panel.kind)
     ticks = [(value, f"{value:,.0f}") for value in _whole(x)]
-    y_ticks = _ticks(y, panel.kind)
-    return Chart(
-        panel.title, x=x, y=y, x_label="step", x_ticks=ticks, y_ticks=y_ticks, height=HEIGHT, bottom=BOTTOM
-    )  # fmt: skip
+    return Chart(panel.title, x, y, "step", x_ticks=ticks, y_ticks=_ticks(y, panel.kind), height=HEIGHT, bottom=BOTTOM)
 
 
 def _range(values: Sequence[float], kind: str) -> Point:

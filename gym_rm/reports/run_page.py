@@ -22,11 +22,7 @@ from gym_rm.reports.transcripts import visible
 
 
 def write_run_page(run: Run, path: str | Path) -> Path:
-    """Write the page of a run; return the path.
-
-    Raises:
-        ConfigError: the run has no line yet.
-    """
+    """Write the page of a run, see `run_page`; return the path."""
     return write_page(run_page(run), path)
 
 
@@ -99,7 +95,8 @@ def _conversations(run: Run) -> dict[str, Any]:
         if place == len(prompts):
             prompts.append(messages)
         else:  # the user's later turns may differ between replies
-            prompts[place] = _common(prompts[place], messages)
+            pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompts[place], messages, strict=False))
+            prompts[place] = [first for first, _ in pairs]
     held_out = run.measured()
     return {
         "prompts": [
@@ -115,8 +112,3 @@ def _row(row: Row, places: Mapping[str, int], prompts: Sequence[Sequence[Any]]) 
     kept = ("step", "phase", "group", "reward", "advantage", "right", "tokens", "finished", "components", "verdicts")
     rest = [*map(message_texts, row["messages"][len(prompts[place]) :])]
     return {name: row.get(name) for name in kept} | {"prompt": place, "messages": rest}
-
-
-def _common(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return [each for each, _ in pairs]

@@ -19,7 +19,7 @@ import pydantic
 
 from gym_rm.documents import parse_json, read_mapping, to_yaml
 from gym_rm.errors import ConfigError
-from gym_rm.plain_values import Count, Number
+from gym_rm.plain_values import Count, Number, to_plain
 from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.types import Conversation
 
@@ -33,29 +33,20 @@ Phase = Literal["train", "held_out"]
 Row = Mapping[str, Any]
 
 
-def _none_if_missing(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-Known = Annotated[Number, pydantic.BeforeValidator(_none_if_missing)]
+Known = Annotated[Number, pydantic.BeforeValidator(to_plain)]  # None for NaN
 
 
 class ConversationLine(pydantic.BaseModel):
     """A line of `conversations.jsonl`.
 
     Attributes:
-        step: number of the step.
-        prompt_id: id of the prompt.
         messages: messages, the last one a reply.
         reward: reward; None or NaN if the conversation could not be scored.
-        phase: "train" or "held_out".
         group: number of the group within the step.
-        advantage: advantage of the reply.
         right: whether the answer is right, checked without the reward model; None if the prompt has no answer.
         tokens: number of tokens of the replies.
         finished: whether the reply ended within the maximum number of tokens.
-        components: parts of the reward by name.
-        verdicts: verdicts of verifiers by name.
+        components, verdicts: parts of the reward, and verdicts of verifiers, by name.
     """
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid")
@@ -125,8 +116,7 @@ class RunWriter:
         """Append a line to `metrics.csv` or `held_out.csv`, with the seconds of the run so far.
 
         Args:
-            phase: "train" or "held_out".
-            step: number of the step.
+            phase, step: which line it is.
             values: finite numbers, booleans and None by name; a mapping gives a column `name/key` per value.
 
         Raises:
@@ -143,8 +133,7 @@ class RunWriter:
         """Append a line to `conversations.jsonl`.
 
         Args:
-            step: number of the step.
-            conversation: messages, the last one a reply.
+            step, conversation: number of the step, and messages, the last one a reply.
             **known: other fields of `ConversationLine`.
         """
         line = ConversationLine(step=step, messages=[{**message} for message in conversation], **known)
@@ -157,9 +146,7 @@ class Run:
     """Contents of the folder of a run.
 
     Attributes:
-        folder: folder that the run was read from.
-        settings: settings of the run.
-        changed_settings: those that differ from their defaults.
+        changed_settings: settings that differ from their defaults.
         training: lines of `metrics.csv`, in order; an empty value is None.
         held_out: lines of `held_out.csv`, in order; of a reward model, of the first set in `validation.csv`.
         conversations: lines of `conversations.jsonl`, in order.

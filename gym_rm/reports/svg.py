@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = (
-    460,
-    56,
-    24,
-    12,
-    52,
-)  # of a drawing, and margins around the axes, in units of the drawing
+# Of a drawing, and margins around the axes, in units of the drawing.
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 460, 56, 24, 12, 52
 
 Ticks = Sequence[tuple[float, str]]
 Point = tuple[float, float]
@@ -25,13 +20,8 @@ class Chart:
 
     Attributes:
         title: what the chart shows, for screen readers.
-        x: lowest and highest x.
-        y: lowest and highest y.
-        x_label: name of the x axis.
-        y_label: name of the y axis.
-        x_ticks: positions and labels; a label may have two lines.
-        y_ticks: positions and labels.
-        height: height of the drawing.
+        x, y: lowest and highest values.
+        x_ticks, y_ticks: positions and labels; a label of x may have two lines.
         bottom: height of the margin for the labels of the x axis.
 
     Example:
@@ -102,10 +92,8 @@ class Chart:
         return round(LEFT + (value - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT), 1)
 
     def _y(self, value: float) -> float:
-        low, high = self.y
-        return round(
-            self.height - self.bottom - (value - low) / (high - low or 1) * (self.height - TOP - self.bottom), 1
-        )
+        (low, high), zero = self.y, self.height - self.bottom
+        return round(zero - (value - low) / (high - low or 1) * (zero - TOP), 1)
 
     def _path(self, points: Sequence[Point]) -> str:
         return " ".join(f"{self._x(x)},{self._y(y)}" for x, y in points)

@@ -28,8 +28,7 @@ def results_table(run: Run) -> Table:
         width = max(1, len(run.training) // 10)
         before, after = _mean(run.training[:width]), _mean(run.training[-width:])
         title = "Training prompts, first and last steps"
-    table = Table(title=title, title_justify="left", caption_justify="left", caption=run.caption)
-    table.add_column("")
+    table = Table("", title=title, title_justify="left", caption_justify="left", caption=run.caption)
     table.add_column("before", justify="right")
     table.add_column("after", justify="right", style="bold")
     for name, label in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +14,36 @@ from gym_rm.errors import ConfigError
 from gym_rm.training.reward_model_settings import LoRASettings
 
 
+@dataclass(frozen=True)
+class Adaptable:
+    """A model that a run starts from, on the CPU.
+
+    Attributes:
+        model: the Hugging Face model; with adapters, the model inside of `peft`.
+        peft: the model with its adapters, or None.
+        tokenizer: its tokenizer.
+        name: folder or hub id.
+    """
+
+    model: PreTrainedModel
+    peft: Any
+    tokenizer: Any
+    name: str
+
+    @property
+    def trained(self) -> Any:
+        """The model to save: with adapters, that of peft."""
+        return self.model if self.peft is None else self.peft
+
+
 def with_adapters(
     model: PreTrainedModel, settings: LoRASettings, name: str, seed: int, *, owner: str = "model", task: str = "SEQ_CLS"
 ) -> Any:
     """Return the model with new adapters; the head of a classifier is trained in full.
 
     Args:
-        model: the model.
-        settings: settings of the adapters.
+        model, settings, seed: the model, and settings and seed of its adapters.
         name: its folder or hub id, written into the adapters.
-        seed: seed of the adapters.
         owner: group of settings that has `lora`, for messages.
         task: task of peft, such as `"CAUSAL_LM"`.
     """

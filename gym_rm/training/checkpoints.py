@@ -160,12 +160,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     with atomic_folder(folder) as unfinished:
         save_file(dict(checkpoint.model), unfinished / MODEL)
         save_file(dict(checkpoint.optimizer), unfinished / OPTIMIZER)
-        state = {
-            "step": checkpoint.step,
-            "version": checkpoint.version,
-            "settings": checkpoint.settings,
-            "state": checkpoint.state,
-        }
+        state = {name: getattr(checkpoint, name) for name in ("step", "version", "settings", "state")}
         (unfinished / STATE).write_text(json.dumps(state), encoding="utf-8")
     for other in folder.parent.iterdir():
         if other != folder:
@@ -189,36 +184,21 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint |
         if (run / "metrics.csv").exists():
             logger.warning("%s has no checkpoint; the run begins again, with the settings of this command.", run)
         return None
-    checkpoint = read_checkpoint(folder)
-    require_same_settings(settings, checkpoint.settings, run)
-    logger.info("resuming after step %d of %s", checkpoint.step, run)
-    return checkpoint
-
-
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
     try:
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        return Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
+        checkpoint = Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
             f"the checkpoint {str(folder)!r} cannot be read ({type(error).__name__}: {error}); remove this folder "
             "to begin again."
         ) from error
-
-
-def require_same_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], run: Path) -> None:
-    """Raise ConfigError if a run was started with other settings that change its curve."""
-    different = sorted(_differences(ours, theirs))
-    if different:
+    if different := sorted(_differences(settings, checkpoint.settings)):
         raise ConfigError(
             f"{str(run)!r} contains a run with other settings ({'; '.join(different[:5])}); use the same settings to "
             "resume it, or another output folder."
         )
+    logger.info("resuming after step %d of %s", checkpoint.step, run)
+    return checkpoint
 
 
 def _differences(ours: Any, theirs: Any, prefix: str = "") -> Iterator[str]:

@@ -13,10 +13,9 @@ from gym_rm.training.comparison_sets import EncodedComparison
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Whole comparisons that run in one forward and backward pass.
+    """Whole comparisons (`examples`) that run in one forward and backward pass.
 
     Attributes:
-        examples: the comparisons.
         batches: their conversations, as one tree, padded batches of similar lengths, or one conversation each.
         value_index: int64 `[sum of reads]`, where the values of each read of each conversation are, in order.
     """
@@ -37,8 +36,7 @@ def steps_of(
     Args:
         sizes: number of tokens of each comparison.
         batch_size: comparisons in a step; the last step of an epoch may have fewer.
-        epochs: number of epochs.
-        seed: seed of the order.
+        epochs, seed: number of epochs, and seed of their orders.
         shuffle: whether every epoch has another order.
     """
     for epoch in range(epochs):
@@ -77,8 +75,7 @@ def micro_batches(
     """Pack whole comparisons into trees or padded batches under a token budget; larger comparisons run alone.
 
     Args:
-        examples: the comparisons.
-        tree: whether the model takes trees.
+        examples, tree: the comparisons, and whether the model takes trees.
         max_num_batched_tokens: token budget of a micro-batch, padding included.
         max_width: width that padding does not exceed.
         longest_shared: maximum length of conversations that share a batch; a comparison with a longer one runs as one

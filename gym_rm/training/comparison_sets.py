@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.data.comparisons import ComparisonSet, DroppedRow, load_comparisons
+from gym_rm.data.comparisons import DroppedRow, load_comparisons
 from gym_rm.data.findings import grouped, key_of, template_columns
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
@@ -51,14 +51,11 @@ class EncodedComparison:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSet:
-    """The examples of one set.
+    """The examples of one set, in the order of the comparisons.
 
     Attributes:
-        name: name of the set.
-        examples: the examples, in the order of the comparisons.
         dropped: comparisons that are not used, with the reason.
-        num_cut: number of conversations that were cut to `max_length`.
-        tokens_cut: number of tokens that were cut.
+        num_cut, tokens_cut: numbers of conversations that were cut to `max_length`, and of the tokens cut from them.
     """
 
     name: str
@@ -86,7 +83,8 @@ def read_sets(
     Raises:
         ConfigError: a file cannot be read, a row is malformed, or a set has no comparison that can be used.
     """
-    training = [_read(path, "training", settings) for path in settings.train]
+    on_error = settings.on_error
+    training = [load_comparisons(path, name="training", on_error=on_error) for path in settings.train]
     comparisons = [each for part in training for each in part.comparisons]
     dropped = [each for part in training for each in part.dropped]
     parts: list[tuple[str, Sequence[Comparison]]] = [("training", comparisons)]
@@ -97,7 +95,7 @@ def read_sets(
     for name, path in settings.validation.items():
         if name in (HELD_OUT, "training"):
             raise ConfigError(f"data.validation: the name {name!r} is taken; choose another one.")
-        found = _read(path, name, settings)
+        found = load_comparisons(path, name=name, on_error=on_error)
         parts.append((name, found.comparisons))
         lost[name] = list(found.dropped)
     return [encode(name, rows, start, loss, objectives, dropped=lost.get(name, ())) for name, rows in parts]
@@ -107,7 +105,8 @@ def warn_about_drops(sets: Sequence[EncodedSet]) -> None:
     """Log one warning for every set of which rows were dropped or cut, with the reasons and the first row of each."""
     for each in sets:
         if each.dropped:
-            reasons = grouped(((row.reason, row.where) for row in each.dropped), _without_numbers)
+            places = ((row.reason, row.where) for row in each.dropped)
+            reasons = grouped(places, lambda reason: re.sub(r"\d+", "0", reason)[:120])
             words = [f"{found.count} because {found.text} ({found.examples[0]})" for found in reasons]
             total = len(each.dropped) + len(each.examples)
             message = "%s: %d of %d comparisons are not used: %s."
@@ -115,14 +114,6 @@ def warn_about_drops(sets: Sequence[EncodedSet]) -> None:
         if each.num_cut:
             message = "%s: %d conversations were cut by %d tokens to fit max_length."
             logger.warning(message, each.name, each.num_cut, each.tokens_cut)
-
-
-def _without_numbers(reason: str) -> str:
-    return re.sub(r"\d+", "0", reason)[:120]
-
-
-def _read(path: str, name: str, settings: DataSettings) -> ComparisonSet:
-    return load_comparisons(path, name=name, on_error=settings.on_error)
 
 
 def _divide(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:
@@ -154,11 +145,9 @@ def encode(
     """Return the examples of comparisons; those that teach nothing under the loss are dropped with the reason.
 
     Args:
-        name: name of the set.
-        comparisons: the comparisons.
+        name, comparisons: the set.
         start: the model, which knows how to write conversations and where to read.
-        loss: the loss, with its objective.
-        objectives: names of the objectives, for ratings.
+        loss, objectives: the loss, and names of the objectives, for ratings.
         dropped: rows that were left out before.
 
     Raises:

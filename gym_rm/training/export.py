@@ -13,9 +13,10 @@ import transformers
 from torch import Tensor
 
 from gym_rm.documents import to_yaml
+from gym_rm.reports.runs import flat
 from gym_rm.training.checkpoints import atomic_folder
 from gym_rm.training.comparison_sets import EncodedSet
-from gym_rm.training.reward_model_settings import RewardModelTraining, flat_settings
+from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trained_reward_model import StartModel
 
 
@@ -37,10 +38,7 @@ def export(
         folder: the folder to write.
         start: the model that the run started from, whose classes and configuration are saved.
         weights: the trained parameters on the CPU, by their names in `start.trained`.
-        settings: settings of the run.
-        sets: what it was trained and measured on.
-        metrics: metrics of each validation set.
-        step: number of steps.
+        settings, sets, metrics, step: what the run was, for the model card; metrics are those of each validation set.
     """
     state = {name: tensor for name, tensor in start.trained.state_dict().items() if not tensor.is_meta} | dict(weights)
     template = start.renderer.chat_template
@@ -85,7 +83,7 @@ def model_card(
     lines += [f"| {each.name} | {len(each.examples)} | {len(each.dropped)} | {each.num_cut} |" for each in sets]
     measured = to_yaml({name: dict(values) for name, values in metrics.items()}).strip() if metrics else "Not measured."
     lines += ["", "## Metrics", "", "```yaml", measured, "```"]
-    changed = flat_settings(settings.model_dump(mode="json", exclude_defaults=True))
-    command = " ".join(shlex.quote(f"{name}={json.dumps(value)}") for name, value in changed.items())
+    changed = flat(settings.model_dump(mode="json", exclude_defaults=True), ".")
+    command = " ".join(shlex.quote(f"{name}={json.dumps(value)}") for name, value in changed)
     lines += ["", "## Command", "", "```", f"gym-rm train {command}", "```", ""]
     return "\n".join(lines)

@@ -69,13 +69,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of a run and what it is divided by.
-
-    Attributes:
-        settings: the loss.
-        kind: the kind of reward model.
-        objectives: names of the outputs, for ratings.
-    """
+    """The loss of a run for a kind of reward model, and what it is divided by; `objectives` names its outputs."""
 
     settings: RewardLossSettings
     kind: Kind
@@ -205,5 +199,4 @@ def make_objective(settings: RewardLossSettings, kind: Kind, component_names: Se
 def _decided(ranks: FloatArray) -> list[tuple[int, int]]:
     """Return the pairs of replies with different ranks, the better one first."""
     pairs = itertools.combinations(range(len(ranks)), 2)
-    ordered = ((a, b) if ranks[a] < ranks[b] else (b, a) for a, b in pairs if ranks[a] != ranks[b])
-    return list(ordered)
+    return [(a, b) if ranks[a] < ranks[b] else (b, a) for a, b in pairs if ranks[a] != ranks[b]]

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.runs import flat
 from gym_rm.training.checkpoints import Checkpoint
 from gym_rm.training.optimizers import (
     copy_into,
@@ -28,7 +29,7 @@ from gym_rm.training.optimizers import (
     optimizer_state,
     set_learning_rates,
 )
-from gym_rm.training.reward_model_settings import OptimizerSettings, flat_settings
+from gym_rm.training.reward_model_settings import OptimizerSettings
 
 Batch = TypeVar("Batch")
 TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # token budget of a pass if none is set
@@ -41,15 +42,13 @@ class ParallelModel:
 
     Args:
         module: the module, on its device, with the Hugging Face model as `model`.
-        accelerator: the processes.
-        settings: the optimizer.
+        accelerator, settings: the processes, and the optimizer.
         num_updates: number of updates of the run, for the schedule of the learning rate.
         fsdp: shard weights, gradients and optimizer states instead of copying them.
         has_unused: whether some parameters change no value.
 
     Attributes:
         plain: the module as it was given.
-        optimizers: the optimizers.
         version: number of updates that are done.
     """
 
@@ -213,25 +212,19 @@ def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool)
     if fsdp and accelerator.num_processes == 1:
         raise ConfigError("fsdp=true needs several processes; start them with torchrun --nproc-per-node N ...")
     if accelerator.num_processes > 1:
-        _keep_group()
+        # Never free the process group, also not at exit. When the last reference to a gloo group is that of DDP, it is
+        # freed with Python's lock held, and joins a thread that may be waiting for this lock, to free the last
+        # collective: about one run in thirty then hangs at its end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     return accelerator
 
 
 def start_trackers(accelerator: Accelerator, name: str, settings: Mapping[str, Any]) -> None:
     """Tell the trackers, if there are any, the settings of a run, by dotted name."""
-    flat = flat_settings(settings)
-    plain = {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in flat.items()}
     if accelerator.log_with:
+        every = flat(settings, ".")
+        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in every}
         accelerator.init_trackers(name, config=plain)
-
-
-def _keep_group() -> None:
-    """Never free the process group, also not at exit.
-
-    When the last reference to a gloo group is that of DDP, it is freed with Python's lock held, and joins a thread
-    that may be waiting for this lock, to free the last collective: about one run in thirty then hangs at its end.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
 
 
 def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -> None:

@@ -155,19 +155,8 @@ class RewardModelTraining(Config):
     checkpoint: RewardCheckpointSettings = RewardCheckpointSettings()
 
 
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted name."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 def curve_settings(settings: RewardModelTraining) -> Mapping[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
-    values = settings.model_dump(mode="json")
-    for name in ("output", "report_to", "threads", "checkpoint", "evaluate_every"):
-        values.pop(name)
-    for name in ("max_num_batched_tokens", "fsdp", "gradient_checkpointing"):
-        values["batch"].pop(name)
-    return values
+    others = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "evaluate_every"), True)
+    of_batch = {"max_num_batched_tokens", "fsdp", "gradient_checkpointing"}
+    return settings.model_dump(mode="json", exclude={**others, "batch": of_batch})

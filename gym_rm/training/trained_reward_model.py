@@ -28,43 +28,27 @@ from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
-from gym_rm.training.adapters import with_adapters
+from gym_rm.training.adapters import Adaptable, with_adapters
 from gym_rm.training.reward_model_settings import StartSettings
 
 
 @dataclass(frozen=True)
-class StartModel:
-    """The model that a run starts from, on the CPU in float32.
+class StartModel(Adaptable):
+    """The reward model that a run starts from, on the CPU in float32.
 
     Attributes:
-        model: the Hugging Face model; with adapters, the model inside of `peft`.
-        peft: the model with its adapters, or None.
-        tokenizer: its tokenizer.
         kind: what its outputs mean.
         renderer: writes conversations as token ids.
-        name: folder or hub id.
         architectures: names in config.json by which the model is known, if transformers has no class of its name.
     """
 
-    model: PreTrainedModel
-    peft: Any
-    tokenizer: Any
     kind: Kind
     renderer: Renderer
-    name: str
     architectures: tuple[str, ...] = ()
-
-    @property
-    def trained(self) -> Any:
-        """The model to save: with adapters, that of peft."""
-        return self.model if self.peft is None else self.peft
 
 
 class TrainedModel(nn.Module):
     """The module whose forward runs in training: batches in, values float32 `[R, K]` of all of them out.
-
-    Args:
-        start: the model.
 
     Attributes:
         has_unused: whether some parameters change no value; `choose_layout` finds out.
@@ -132,7 +116,7 @@ def open_model(settings: StartSettings, *, seed: int) -> StartModel:
     peft = None if settings.lora is None else with_adapters(model, settings.lora, name, seed)
     of_family = not hasattr(transformers, type(model).__name__)
     architectures = tuple(model.config.architectures or ()) if of_family else ()
-    return StartModel(model, peft, tokenizer, made, renderer, name, architectures)
+    return StartModel(model, peft, tokenizer, name, made, renderer, architectures)
 
 
 def output_names(start: StartModel) -> tuple[str, ...]:

@@ -68,9 +68,6 @@ class Finished:
 class Trainer:
     """A run: its model, its data, and the number of steps that are done.
 
-    Args:
-        settings: settings of the run.
-
     Raises:
         ConfigError: a setting is invalid, a file cannot be read, or the output folder has another run.
 
@@ -100,15 +97,11 @@ class Trainer:
             settings.data, self.start, self.objective.settings, self.objective.objectives, seed=settings.seed
         )
         self.training, *self.validation = self.sets
-        self.steps = list(
-            steps_of(
-                [each.unique_tokens for each in self.training.examples],
-                batch_size=settings.batch.batch_size,
-                epochs=settings.epochs,
-                seed=settings.seed,
-                shuffle=settings.batch.shuffle,
-            )
-        )[: settings.max_steps]
+        sizes, batch = [each.unique_tokens for each in self.training.examples], settings.batch
+        steps = steps_of(
+            sizes, batch_size=batch.batch_size, epochs=settings.epochs, seed=settings.seed, shuffle=batch.shuffle
+        )
+        self.steps = list(steps)[: settings.max_steps]
         self._prepare_model()
         self.step = 0
         self.measured: dict[str, dict[str, float]] = {}
@@ -117,7 +110,10 @@ class Trainer:
         self.best = BestModel(self.folder / "best", higher_is_better=higher)
         if self.accelerator.is_main_process:
             lock_folder(self.folder)
-        self._resume()
+        if (checkpoint := checkpoint_to_resume(self.folder, self._identity())) is not None:
+            self.model.restore(checkpoint)
+            self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
+            self.measured = dict(checkpoint.state["measured"])
         if self.accelerator.is_main_process:
             self._start_files()
         start_trackers(self.accelerator, "reward-model", settings.model_dump(mode="json"))
@@ -241,14 +237,13 @@ class Trainer:
     def _prepare_model(self) -> None:
         """Move the model to its device, choose its layout, and make the optimizers."""
         batch, model = self.settings.batch, self.start.model
-        device = self.accelerator.device
-        trained = TrainedModel(self.start).to(device)
+        trained = TrainedModel(self.start).to(self.accelerator.device)
         fuse = not (batch.fsdp or self.start.peft is not None)
         self.layout = choose_layout(trained, model, tree=batch.tree, fuse=fuse)
         logger.info("training %s with %s", self.start.name, self.layout)
         if batch.gradient_checkpointing:
             enable_checkpointing(model, trained.decoders, self.layout, option="batch.gradient_checkpointing")
-        self.budget = token_budget(batch.max_num_batched_tokens, device)
+        self.budget = token_budget(batch.max_num_batched_tokens, self.accelerator.device)
         self._longest_shared = 0 if self.layout.layout == "one_by_one" else longest_shared(model.config)
         longest = max(max(each.num_tokens) for part in self.sets for each in part.examples)
         if batch.fsdp and self._longest_shared is not None and longest > self._longest_shared:
@@ -290,22 +285,12 @@ class Trainer:
             )
         self.accelerator.wait_for_everyone()
 
-    def _resume(self) -> None:
-        """Resume from the last checkpoint of the folder, if there is one."""
-        checkpoint = checkpoint_to_resume(self.folder, self._identity())
-        if checkpoint is not None:
-            self.model.restore(checkpoint)
-            self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
-            self.measured = dict(checkpoint.state["measured"])
-
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same to resume a run: settings, training data, and the metric of the best model."""
-        metric = "/".join(self.metric) if self.validation else None
-        contents = self.training.digest()
         return {
             **curve_settings(self.settings),
-            "contents of data.train": contents,
-            "checkpoint.metric": metric,
+            "contents of data.train": self.training.digest(),
+            "checkpoint.metric": "/".join(self.metric) if self.validation else None,
             "files of model.path": self._base,
         }
 

@@ -21,11 +21,7 @@ LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "openrlhf": O
 
 
 def flags(plan: Plan, library: str) -> Flags:
-    """Return the settings with which a library follows a plan.
-
-    Args:
-        plan: the plan.
-        library: `nemo-rl`, `verl`, `openrlhf` or `trl`.
+    """Return the settings with which a library (`nemo-rl`, `verl`, `openrlhf` or `trl`) follows a plan.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.

@@ -19,12 +19,9 @@ Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "rew
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Settings for a library.
+    """Settings for a library, one a line in its own form.
 
-    Attributes:
-        library: its name.
-        lines: the settings, one a line, in the library's own form.
-        notes: what the library does otherwise than the plan, or what has to be done besides.
+    The notes say what the library does otherwise than the plan, or what has to be done besides.
     """
 
     library: str
@@ -72,16 +69,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A plan by roles, with the reasons that are found against an export.
-
-    Attributes:
-        plan: the plan.
-        library: name for messages.
-        policy, generation, reference, critic: the components; None for those that the plan does not have.
-        reward_models: the reward models.
-        refusals: why the library cannot follow the plan.
-        notes: notes of the result.
-    """
+    """A plan by roles; `refusals` collects why the library cannot follow it, `notes` what it does otherwise."""
 
     plan: Plan
     library: str

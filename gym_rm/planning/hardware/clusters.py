@@ -63,10 +63,8 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
             f"{next(iter(KINDS))}."
         )
     else:  # a GPU without a fast link stands for what is not known
-        base = KINDS["l40s"]
-        base = base.with_quantities({
-            key: assumed(getattr(base, key).value, "as of l40s, as nothing else is known") for key in QUANTITIES
-        })  # fmt: skip
+        base, why = KINDS["l40s"], "as of l40s, as nothing else is known"
+        base = base.with_quantities({key: assumed(getattr(base, key).value, why) for key in QUANTITIES})
     if "link" in numbers:
         bus = assumed(0.7 * numbers["link"], "70% of the link")
         base = replace(base, all_reduce=tuple((size, bus) for size, _ in base.all_reduce))

@@ -182,9 +182,8 @@ def _known_gpu(name: str, numbers: Mapping[str, Any]) -> Device:
 
     def table(key: str, points: Sequence[int], otherwise: Quantity | None = None) -> Table:
         if key in numbers:
-            return tuple(
-                (at, Quantity(value, Basis.TABLE, measured)) for at, value in zip(points, numbers[key], strict=True)
-            )
+            values = [Quantity(value, Basis.TABLE, measured) for value in numbers[key]]
+            return tuple(zip(points, values, strict=True))
         return () if otherwise is None else tuple((at, otherwise) for at in points)
 
     published: dict[str, Any] = {

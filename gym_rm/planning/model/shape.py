@@ -15,8 +15,7 @@ class Layer:
         mlp: parameters of the MLP; of a mixture of experts, of all experts and the router.
         active_mlp: those parameters of the MLP that one token is multiplied with.
         norms: parameters of the norms.
-        heads: query heads.
-        kv_heads: key and value heads.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
         head_dim: width of a query, a key and a value.
         window: tokens that a token attends to at most; None for all.
         intermediate: numbers that a token has inside the MLP at a time: of the gate and of the product with it.

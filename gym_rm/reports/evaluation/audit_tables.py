@@ -121,8 +121,6 @@ def _verdict_text(audit: Audit) -> str:
     """Return the warning level with the names of the findings."""
     record = audit.record
     text = f"Warning level {record.level} of 2: {LEVELS[record.level]}."
-    if record.exploitable:
-        text += f" Exploitable: {'; '.join(map(visible, record.exploitable))}."
-    if record.suspicious:
-        text += f" Suspicious: {'; '.join(map(visible, record.suspicious))}."
+    for word, names in (("Exploitable", record.exploitable), ("Suspicious", record.suspicious)):
+        text += f" {word}: {'; '.join(map(visible, names))}." if names else ""
     return text

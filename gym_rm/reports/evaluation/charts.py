@@ -81,9 +81,10 @@ def best_of_n_chart(curves: Sequence[BestOfN]) -> str:
     chart.line(list(zip(positions, first.oracle, strict=True)), "oracle")
     chart.line([(positions[0], first.random), (positions[-1], first.random)], "random")
     for curve, kind in zip(curves, ("model", "against"), strict=False):
-        lower = [(at, each.low) for at, each in zip(positions, curve.picked, strict=True)]
-        upper = [(at, each.high) for at, each in zip(positions, curve.picked, strict=True)]
-        middle = [(at, each.value) for at, each in zip(positions, curve.picked, strict=True)]
+        lower, middle, upper = (
+            list(zip(positions, (getattr(each, end) for each in curve.picked), strict=True))
+            for end in ("low", "value", "high")
+        )
         chart.band(lower, upper, kind)
         chart.line(middle, kind)
         chart.dots(middle, kind)

@@ -136,16 +136,11 @@ def _metric_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
 
 
 def _curve_rows(curves: Sequence[BestOfN]) -> list[list[str]]:
-    first = curves[0]
-    return [
-        [
-            str(n),
-            *(_interval(each.picked[i]) if i < len(each.picked) else "" for each in curves),
-            f"{first.oracle[i]:.3f}",
-            f"{first.random:.3f}",
-        ]
-        for i, n in enumerate(first.ns)
-    ]
+    first, rows = curves[0], []
+    for i, n in enumerate(first.ns):
+        picked = (_interval(each.picked[i]) if i < len(each.picked) else "" for each in curves)
+        rows.append([str(n), *picked, f"{first.oracle[i]:.3f}", f"{first.random:.3f}"])
+    return rows
 
 
 def _interval(interval: Interval | None) -> str:
