@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
+from gym_rm.generation.chat import ChatModel
 from gym_rm.generation.local_chat import LocalChatModel
 from gym_rm.types import Conversation
 from scripts import three_numbers
@@ -213,7 +214,7 @@ def train(folder: Path) -> None:
     save(judge.to(torch.bfloat16), tokenizer, folder)
 
 
-def measure(model: str, *, prompts: int = 1024) -> dict[str, float]:
+def measure(judge: ChatModel, *, prompts: int = 1024) -> dict[str, float]:
     """Return how well a judge compares replies to the last embedded prompts, which it was not trained on.
 
     Returns:
@@ -225,7 +226,7 @@ def measure(model: str, *, prompts: int = 1024) -> dict[str, float]:
     questions = [question_of(prompt.messages[-1]["content"]) for prompt in load_prompts(None)[-prompts:]]
     sampled = sampled_replies(questions, seed=10**6)
     pairs = [[reply_of_any_kind(*row, rng) for _ in range(2)] for row in zip(questions, sampled, strict=True)]
-    answers = [compare(model, questions, [pair[::step] for pair in pairs]) for step in (1, -1)]
+    answers = [compare(judge, questions, [pair[::step] for pair in pairs]) for step in (1, -1)]
     scores = np.array([[score(reply, q) for reply in pair] for q, pair in zip(questions, pairs, strict=True)])
     given = np.array([[[v[name] for name in NAMES] for v in each] for each in answers])
     given[1] = np.stack([given[1, :, 1], given[1, :, 0], 7 - given[1, :, 2]], axis=1)  # in the places of the pairs
@@ -242,10 +243,9 @@ def measure(model: str, *, prompts: int = 1024) -> dict[str, float]:
 
 
 def compare(
-    model: str, questions: Sequence[Question], pairs: Sequence[Sequence[str]], *, principle: str | None = None
+    judge: ChatModel, questions: Sequence[Question], pairs: Sequence[Sequence[str]], *, principle: str | None = None
 ) -> list[dict[str, float]]:
     """Return the verdicts of a judge about two replies to each question; NaN where its answer is none."""
-    judge = LocalChatModel(model, max_new_tokens=32, max_num_seqs=256)
     asked = [
         asked_for_verdict([{"role": "user", "content": question.text}], *pair, principle)
         for question, pair in zip(questions, pairs, strict=True)
@@ -263,7 +263,8 @@ def question_of(text: str) -> Question:
 def main(folder: Path) -> None:
     torch.manual_seed(1)
     train(folder)
-    print(", ".join(f"{name} {value:.4g}" for name, value in measure(str(folder)).items()))
+    judge = LocalChatModel(folder, max_new_tokens=32, max_num_seqs=256)
+    print(", ".join(f"{name} {value:.4g}" for name, value in measure(judge).items()))
 
 
 if __name__ == "__main__":

@@ -88,21 +88,16 @@ def main():
                 for rewards in REWARDS:  # beside each other, so that a busy machine slows both
                     found = run(rewards, estimator, seed, Path(folder) / str(len(runs)), args.settings)
                     runs.append(found)
-                    right, proper = (f"{found[name][0]:.1%} to {found[name][1]:.1%}" for name in ("right", "proper"))
-                    phases = ", ".join(f"{seconds:.2f}" for seconds in found["step"].values())
-                    seconds = f"{found['seconds']:.0f}"
-                    print(
-                        "|",
-                        " | ".join((rewards, estimator, str(seed), right, proper, seconds, phases)),
-                        "|",
-                        flush=True,
-                    )
+                    cells = [rewards, estimator, str(seed)]
+                    cells += [f"{found[name][0]:.1%} to {found[name][1]:.1%}" for name in ("right", "proper")]
+                    cells += [f"{found['seconds']:.0f}", ", ".join(f"{each:.2f}" for each in found["step"].values())]
+                    print(f"| {' | '.join(cells)} |", flush=True)
     for estimator in args.estimators:
         for rewards in REWARDS:
-            right = [each["right"][1] for each in runs if (each["rewards"], each["estimator"]) == (rewards, estimator)]
-            print(
-                f"{rewards}, {estimator}: {statistics.mean(right):.1%} right, from {min(right):.1%} to {max(right):.1%}"
-            )
+            chosen = [each for each in runs if (each["rewards"], each["estimator"]) == (rewards, estimator)]
+            right, seconds = [each["right"][1] for each in chosen], [each["seconds"] for each in chosen]
+            spread = f"{statistics.mean(right):.1%} right, from {min(right):.1%} to {max(right):.1%}"
+            print(f"{rewards}, {estimator}: {spread}; {statistics.median(seconds):.0f} s")
     if args.json:
         args.json.write_text(json.dumps(runs, indent=1) + "\n")
     if args.plot:
