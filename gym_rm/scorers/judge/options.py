@@ -40,7 +40,7 @@ class JudgeOptions(JudgedOptions):
     `all_pairs` and `against="reference"`, no with the others."""
     min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
     """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error."""
-    list_size: int = pydantic.Field(default=8, ge=2)
+    list_size: PositiveInt = 8
     """Most replies in a question of `listwise`; a longer group is judged in parts."""
     list_overlap: PositiveInt = 2
     """Replies that a part shares with the one before it, which bring both on one scale."""
