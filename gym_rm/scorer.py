@@ -255,7 +255,8 @@ def _is_model(reward_model: Any) -> bool:
 
 
 def _is_object_name(reward_model: Any) -> bool:
-    return isinstance(reward_model, str) and _OBJECT_NAME.fullmatch(reward_model) is not None
+    is_text = isinstance(reward_model, str) and not reward_model.startswith("embedded:")
+    return is_text and _OBJECT_NAME.fullmatch(reward_model) is not None
 
 
 def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
@@ -291,8 +292,10 @@ def _make(options: dict[str, Any]) -> Any:
     if kind == "auto" and isinstance(path, str) and path in SCORER_KINDS and not os.path.exists(path):
         raise ConfigError(f"{path!r} is a kind of scorer, not a model; write {{'kind': {path!r}}}.")
     style = options.get("style")
-    if kind == "auto" and style is None and isinstance(path, str) and not _is_url(path):
-        style = pkgutil.resolve_name(STYLE_OF_MODEL)(path)
+    named = options.get("model", path) if kind == "judge" else path
+    own = {"rubric", "mode", "scale", "marked"} & options.keys() if kind == "judge" else kind != "auto"
+    if style is None and not own and isinstance(named, str) and not _is_url(named):
+        style = pkgutil.resolve_name(STYLE_OF_MODEL)(named)
     if style is not None and kind in ("auto", "judge"):
         given = {name: value for name, value in options.items() if name not in ("kind", "path", "style", "model")}
         return pkgutil.resolve_name(STYLED)(options.get("model", path), style=style, **given)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import one_of
 from gym_rm.data.messages import join_reply, prompt_messages
-from gym_rm.data.policy_texts import PolicyTexts
+from gym_rm.data.policy_texts import PolicyTexts, decode_reply
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source
 from gym_rm.engine.text.thinking import Thinking
@@ -247,7 +247,7 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
     for k, row in enumerate(indices):
         rollouts[row].add(completion_ids[k], by_policy=True, logprobs=None if logprobs is None else logprobs[k])
         opening = Thinking().opening(tokenizer.decode(contexts[k][-16:]))  # the template's part of the reply
-        replies[row] = opening + tokenizer.decode(completion_ids[k], skip_special_tokens=True)
+        replies[row] = opening + decode_reply(tokenizer, completion_ids[k])
     return replies
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.data.messages import join_reply
+from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.errors import ConfigError
@@ -109,7 +110,7 @@ class RewardModelManager:
             )
         responses = item.batch["responses"]
         length = int(item.batch["attention_mask"][-responses.shape[-1] :].sum())
-        reply = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
+        reply = decode_reply(self.tokenizer, responses[:length])
         conversation = join_reply(columns["raw_prompt"], reply, "raw_prompt")
         ground_truth = (columns.get("reward_model") or {}).get("ground_truth")
         rest = {name: value for name, value in columns.items() if name not in ("raw_prompt", "reward_model")}

@@ -161,3 +161,12 @@ class PolicyTexts:
                 f"the chat template of policy_tokenizer cannot write {messages!r:.300}: {error}"
             ) from error
         return text
+
+
+def decode_reply(tokenizer: Any, token_ids: Any) -> str:
+    """Return the text of a reply without end tokens. Other special tokens stay: some mark thinking."""
+    text = str(tokenizer.decode(token_ids, skip_special_tokens=False))
+    ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
+    while ends and text.endswith(ends):
+        text = next(text.removesuffix(token) for token in ends if text.endswith(token))
+    return text

@@ -106,6 +106,12 @@ class FormatScorer(Rule):
         super().__init__(**judged)
         if (format is None) == (pattern is None):
             raise ConfigError(f"give either format or pattern, got format={format!r} and pattern={pattern!r}.")
+        if format == "think_answer" and (
+            self._judged.judged == "answer" or self._judged.thinking.tags[0][0] != "<think>"
+        ):
+            raise ConfigError(
+                "format='think_answer' is for judged='all' and the tags <think> and </think>; use pattern=."
+            )
         self.format, self.pattern = format, pattern
         used = pattern if format is None else FORMATS[one_of("format", format, list(FORMATS))]
         try:
@@ -116,8 +122,9 @@ class FormatScorer(Rule):
     def value(self, reply: str, prompt: Prompt | None) -> float:
         """Return whether the reply has the format, as 1.0 or 0.0."""
         thinking = self._judged.thinking
-        if thinking.opened and self._judged.judged == "all" and not reply.lstrip().startswith(thinking.tags[0][0]):
-            reply = thinking.tags[0][0] + reply
+        if thinking.opened and self._judged.judged == "all":
+            written = any(reply.lstrip().startswith(opening) for opening, _ in thinking.tags)
+            reply = reply if written else thinking.tags[0][0] + reply
         try:
             return float(self._compiled.fullmatch(reply, timeout=MATCHING_SECONDS) is not None)
         except TimeoutError:

@@ -46,9 +46,9 @@ class Thinking:
     """How a policy marks its thinking.
 
     A thought goes from an opening tag to the next closing tag of its pair. Tags in code (a closed fence, or backticks
-    in a line) are text. So is an opening tag that neither begins a line nor follows a closing tag. A closing tag of no
-    thought ends one that began before the text. A reply in harmony channels has the last `final` as its answer.
-    Thinking can also be in a field of a message (`FIELDS`).
+    in a line) are text. So is an opening tag that neither begins a line nor follows a closing tag. A first closing
+    tag of no thought ends one that began before the text; later ones are text. A reply in harmony channels has the
+    last `final` as its answer. Thinking can also be in a field of a message (`FIELDS`).
 
     Attributes:
         tags: pairs of an opening and a closing tag.
@@ -115,7 +115,7 @@ class Thinking:
         content = plain_content(message.get("content"))
         if not isinstance(content, str | None):
             raise ConversationError(f"the content of the reply must be a text, got {content!r:.100}")
-        fields = [message[name] for name in FIELDS if message.get(name) is not None]
+        fields = [message[name] for name in FIELDS if message.get(name)]
         thinking, answer = self._split(content or "", opened=self.opened and not fields)
         texts = dict.fromkeys(text for text in [*map(_field_text, fields), thinking] if text)
         if answer == "" and not thinking and texts and not message.get("tool_calls"):
@@ -164,7 +164,7 @@ class Thinking:
             tag, k = tags[k], k + 1
             begins = not text[max(position, tag.start - 80) : tag.start].rpartition("\n")[2].strip()
             is_line = begins and not text[tag.end : tag.end + 80].partition("\n")[0].strip()
-            if tag.closes and (not tag.in_code or (is_line and not ended)):
+            if tag.closes and not ended and (is_line or not tag.in_code):
                 thoughts += [*parts, text[position : tag.start]]
                 parts, position, ended = [], tag.end, True
             elif begins and not tag.closes and not tag.in_code:
@@ -211,7 +211,13 @@ def _split_channels(text: str) -> tuple[str, str | None]:
     _, *pieces = _CHANNEL.split(text)
     names, bodies = pieces[::2], [_END.sub("", body).strip() for body in pieces[1::2]]
     final = max((k for k, name in enumerate(names) if name == "final"), default=None)
-    answer = None if final is None else bodies.pop(final)
+    if final is not None:
+        answer: str | None = bodies.pop(final)
+    elif names[-1:] == ["commentary"]:  # a call of a tool, and what the user was told before it
+        answer = _joined([body for name, body in zip(names, bodies, strict=True) if name == "commentary"])
+        bodies = [body for name, body in zip(names, bodies, strict=True) if name != "commentary"]
+    else:
+        answer = None
     return _joined(bodies), answer
 
 

@@ -17,6 +17,8 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
 from gym_rm.scorers.judge.asking import Ask
 from gym_rm.scorers.judge.comparisons import (
+    BOTH_ORDERS,
+    IN_ORDER,
     Case,
     Comparisons,
     Order,
@@ -248,7 +250,7 @@ class JudgeCall:
         elif judging.comparisons == "reference":
             for each, reply in zip(rows, replies, strict=True):
                 self._with_reference(each, before, reply)
-        elif len(group) == 1:
+        elif len(group) == 1 and judging.options.unfinished is None:
             self._rows[first].error = "there is no other reply to the same prompt in this call to compare with"
         else:
             pairs = pairs_of(judging.comparisons, texts)
@@ -256,9 +258,14 @@ class JudgeCall:
                 pairs = [(0, 0)]
             elif judging.comparisons == "all_pairs" or len(rows) == 1:
                 self._ties |= {row: len(each) - 1.0 for each in rows for row in each if judging.choices}
+            orders = judging.orders
+            if judging.comparisons == "circular" and len(rows) == 2:  # the same two questions as both orders of a pair
+                pairs, orders = [(0, 1)], BOTH_ORDERS
             for one, other in pairs:
-                orders = judging.orders if one != other else judging.orders[:1]
-                self._case([rows[one], rows[other]], before, [replies[one], replies[other]], orders=orders)
+                if judging.comparisons != "circular" and seed_of(sorted([texts[one], texts[other]])) % 2:
+                    one, other = other, one  # who is first in a single order must not depend on the order of the rows
+                placed = orders if one != other else IN_ORDER
+                self._case([rows[one], rows[other]], before, [replies[one], replies[other]], orders=placed)
 
     def _rubric(self, row: int) -> None:
         judging, conversation = self._judging, self._conversation(row)

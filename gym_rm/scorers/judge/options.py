@@ -54,7 +54,8 @@ class JudgeOptions(JudgedOptions):
     reference: Flag = True
     """Whether the judge sees `prompt.answer`, where a row has one, as the reference answer."""
     judged: Judged = "answer"
-    """`"answer"` shows the judge replies without their thinking, `"all"` with it."""
+    """`"answer"` shows the judge replies without their thinking, `"all"` with it. With `unfinished=`, the only answer
+    of a group is compared with itself."""
     samples: PositiveInt = 1
     """Number of verdicts per question; the reward is their mean. More than 1 needs a temperature."""
     marked: Flag = True
@@ -63,7 +64,8 @@ class JudgeOptions(JudgedOptions):
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
     """Seconds for a call of `score`; rows without a verdict by then are errors."""
     max_retries: NonNegativeInt = 3
-    """How often an answer without a clear verdict is asked for again, and a failed request to a server sent again."""
+    """How often an answer without a clear verdict is asked for again, and a failed request to a server sent again. A
+    style at temperature 0 would answer the same again, so it is asked once."""
 
     @pydantic.model_validator(mode="after")
     def _require_consistent(self) -> JudgeOptions:

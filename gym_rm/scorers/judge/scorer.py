@@ -48,11 +48,12 @@ class JudgeScorer(NeverCopied):
     others of its group: pass whole groups (`group_size`), and use advantages within groups (`grpo`, `leave_one_out`).
     A rubric has a component for each criterion, by its name: its value, negative if the weight is.
 
-    Infos: `judgement` (what the judge wrote first); `disagreement` (standard deviation of the samples); for comparisons
-    `position_consistent` (share of them whose verdict did not change when the two replies changed places) and
-    `prefers_first` (share of the verdicts that are for the reply shown first, without ties). What the row cost, where a
-    question about n rows counts 1 / n for each: `judge_questions`, `judge_answers` (with those asked for again),
-    `judge_unread` (questions without a verdict) and `judge_tokens` (NaN if the model does not count them).
+    Infos: `judgement` (the last answer to the first question about the row); `disagreement` (standard deviation of the
+    samples); for comparisons `position_consistent` (share of them whose verdict did not change when the two replies
+    changed places) and `prefers_first` (share of the verdicts that are for the reply shown first, without ties). What
+    the row cost, where a question about n rows counts 1 / n for each: `judge_questions`, `judge_answers` (with those
+    asked for again), `judge_unread` (questions without a verdict) and `judge_tokens` (NaN if the model does not count
+    them).
 
     Args:
         model: folder or hub id of a chat model in this process, URL of an OpenAI-compatible server, a dict

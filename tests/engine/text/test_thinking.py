@@ -27,7 +27,7 @@ def answer_of(text, **options):
         ("<think>\n\n</think>\n\nYes.", "Yes."),
         ("Hm, <think> is a tag.", "Hm, <think> is a tag."),
         ("Hm.</think>Yes.", "Yes."),
-        ("<think>a</think>b</think>Yes.", "Yes."),
+        ("<think>a</think>b</think>Yes.", "b</think>Yes."),
         ("<THINKING>Hm.</THINKING> Yes.", "Yes."),
         ("\n <think>a</think> <think>b</think>Yes.", "Yes."),
         ("First\n<think>a</think>then", "First\nthen"),
