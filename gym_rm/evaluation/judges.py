@@ -65,7 +65,7 @@ class JudgeReport:
         prefers_first: share of the decisive verdicts for the reply shown first; the interval draws comparisons.
         position_consistent: share of the comparisons of two replies that kept their verdict in the other order.
         disagreement: mean standard deviation of the samples of a question; None for single samples.
-        answers_per_verdict: 1 if no question was asked again.
+        answers_per_verdict: all answers by the verdicts; 1 if the first answer to each question had one.
         tokens_per_verdict: tokens of questions and answers.
         seconds_per_verdict: with the parallel requests of this evaluation.
     """
