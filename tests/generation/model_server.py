@@ -17,7 +17,8 @@ class ModelApp(ChatApp):
 
     It reads `temperature`, `max_tokens`, `seed`, `logprobs` and `top_logprobs` of a request, and answers one request
     after another, so that an answer depends only on its request. `usage` counts tokens; `cached_tokens` is the longest
-    start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of them.
+    start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of them; `cached`
+    lists it.
 
     Args:
         folder: the chat model.
@@ -31,7 +32,7 @@ class ModelApp(ChatApp):
         self.renderer = Renderer(self.tokenizer, input_format=InputFormat(generation_prompt=True))
         self.sampler = LocalSampler(self.model, self.tokenizer, max_new_tokens=max_tokens)
         self.max_tokens = max_tokens
-        self.seen, self.turn = [], asyncio.Lock()
+        self.seen, self.cached, self.turn = [], [], asyncio.Lock()
 
     async def answer_to(self, request):
         async with self.turn:
@@ -56,11 +57,12 @@ class ModelApp(ChatApp):
         if request.get("logprobs"):
             shown = written[: len(written) - completion.finished]
             choice["logprobs"] = {"content": self.log_probs(read, shown, request.get("top_logprobs", 0))}
+        self.cached.append(max((common(read, each) for each in self.seen), default=0))
         usage = {
             "prompt_tokens": len(read),
             "completion_tokens": len(written),
             "total_tokens": len(read) + len(written),
-            "prompt_tokens_details": {"cached_tokens": max((common(read, each) for each in self.seen), default=0)},
+            "prompt_tokens_details": {"cached_tokens": self.cached[-1]},
         }
         self.seen.append(read + written)
         return 200, {"object": "chat.completion", "model": self.models[0], "choices": [choice], "usage": usage}
