@@ -1,12 +1,12 @@
-"""Train a small judge of pairs for the embedded prompts, `gym_rm/assets/judge`: the embedded policy learns to grade.
+"""Train a small judge of pairs for the embedded prompts, `gym_rm/assets/judge`.
 
-    python agents/train_judge.py outputs/judge   # writes a chat model; 10 minutes on two CPU cores
+    python agents/train_judge.py outputs/judge   # writes a chat model; MINUTES on two CPU cores
 
 The judge reads what NVIDIA's pairwise generative reward models read (NeMo Gym, `genrm_compare`): a conversation, then
 perhaps a message of the role `principle`, then the two replies with the roles `response_1` and `response_2`. It writes
 `{"score_1": 1..5, "score_2": 1..5, "ranking": 1..6}`; ranking 1 says that response 1 is much better, 6 that response 2
-is. A score is a function of the question and the reply, see `score`. Supervised fine-tuning with a loss on the JSON; no
-question of the training has the three numbers of an embedded prompt.
+is. What it should write follows from the question and the replies, see `score` and `ranking`; it learns that from
+examples, by next-token loss. No question of the training has the three numbers of an embedded prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scripts.make_assets import make_tokenizer, model_config, next_token_loss, o
 from scripts.three_numbers import GRADES, Question, say
 
 ANSWERING, JUDGING, INTERMEDIATE_SIZE = 3, 3, 144  # layers
-STEPS, BATCH_SIZE, MUON, ADAM = (600, 1500), 64, 0.02, 3e-3
+STEPS, BATCH_SIZE, MUON, ADAM = (600, 2400), 64, 0.02, 3e-3
 QUESTIONS = 16384
 BRIEF = 30  # characters of a reply that is not too long
 NAMES = "score_1", "score_2", "ranking"
