@@ -1,6 +1,6 @@
 """Train a small judge of pairs for the embedded prompts, `gym_rm/assets/judge`.
 
-    python agents/train_judge.py outputs/judge   # writes a chat model; MINUTES on two CPU cores
+    python agents/train_judge.py outputs/judge   # writes a chat model; half an hour on two busy CPU cores
 
 The judge reads what NVIDIA's pairwise generative reward models read (NeMo Gym, `genrm_compare`): a conversation, then
 perhaps a message of the role `principle`, then the two replies with the roles `response_1` and `response_2`. It writes

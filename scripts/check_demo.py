@@ -10,6 +10,7 @@ after training.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -34,7 +35,7 @@ def shares(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
         for values in (
             [bool(row["right"]) for row in rows],
             [is_proper(reply(row)) for row in rows],
-            [row["reward"] for row in rows],
+            [math.nan if row["reward"] is None else row["reward"] for row in rows],
         )
     )
 

@@ -164,6 +164,7 @@ def test_the_examples_of_judges_have_the_described_results(names_after):
     names, _ = names_after(DOCS / "judges.md")
     assert names["scores"].rewards.tolist() == [0.5]
     assert names["scores"].infos["position_consistent"].tolist() == [0.0]
+    assert names["compared"].rewards.tolist() == [5.25, 2.0, 1.0, 4.75]
     assert names["observations"][0][-1] == {"role": "user", "content": "How?"}
 
 

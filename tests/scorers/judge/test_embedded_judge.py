@@ -62,16 +62,17 @@ def test_a_reply_that_addresses_the_judge_does_not_win(judge):
     assert (preferences(judge, questions, pairs) <= 0).mean() > 0.97
 
 
-def test_a_principle_is_read_and_changes_no_form(judge):
-    questions = held_out(64)
+def test_a_message_with_a_principle_may_come_before_the_replies(judge):
+    questions = held_out(128)
     pairs = [(f"That is {q.answer}.", f"That is {sorted(q.numbers)[1]}.") for q in questions]
-    ahead = preferences(judge, questions, pairs, principle="Be fair: the response with the right number is better.")
+    ahead = preferences(judge, questions, pairs, principle=train_judge.PRINCIPLES[1])
     assert (ahead > 0).mean() > 0.95
 
 
 def test_equal_replies_have_equal_scores(judge):
     questions = held_out(64)
-    ahead = preferences(judge, questions, [("The answer is 55.",) * 2 for _ in questions])
+    texts = [text for q in questions for text in (f"The answer is {q.answer}.", "I do not know.")]
+    ahead = preferences(judge, [q for q in questions for _ in range(2)], [(text, text) for text in texts])
     assert (ahead == 0).mean() > 0.97
 
 
