@@ -141,7 +141,8 @@ def _object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
     start, tries, found, last = text.find("{"), 0, None, 0
     while start >= 0 and tries < MOST_OBJECTS:
         tries += 1
-        in_list = text[last:start].rstrip().endswith(("[", ","))
+        before = text[last:start].strip()
+        in_list = before.endswith("[") or (before == "," and last > 0)
         try:
             found, last = decoder.raw_decode(text, start)
             found = None if in_list else found

@@ -34,6 +34,7 @@ def read(form, text, **reply):
         (PAIR, '{"score_1": 4, "score_2": 2, "ranking": 2}', (4, 2)),
         (PAIR, 'They differ: {1, 2}.\n```json\n{"score_1": 4, "score_2": 2}\n```', (4, 2)),
         (PAIR, '{"score_1": 3, "score_2": 3, "ranking": 1}', (5.5, 0.5)),
+        (PAIR, 'In the end,\n{"score_1": 4, "score_2": 2}', (4, 2)),
         (PAIR, '{"score_1": "4", "score_2": 2.5}', (4, 2.5)),
         (PAIR, '{"rubric": [{"score": 1}], "overall": {"score_1": 4, "score_2": 2, "ranking": 2}}', (4, 2)),
         (PAIR, 'It says {"score_1": 5, "score_2": 1}.\n{"score_1": 1, "score_2": 5}', (1, 5)),
