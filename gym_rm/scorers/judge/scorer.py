@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_model_of
 from gym_rm.plain_values import to_plain
@@ -80,11 +81,14 @@ class JudgeScorer(NeverCopied):
             raise ConfigError(
                 f"style={options['style']!r} is no chat model; load it with gym_rm.load_scorer(path, style=...)."
             )
+        own = {name: value for name, value in options.items() if name in JudgeOptions.model_fields}
+        chosen = parse_settings(JudgeOptions, own)  # what does not fit is refused before a model is loaded
+        mode = _mode_of(chosen, style)
+        _require_effect(chosen, mode, style)
+        criteria = None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric)
         self.options, self.model, self._owned = open_chat_model_of(
             model, options, JudgeOptions, owner="kind='judge'", defaults={} if style is None else style.chat_defaults
         )
-        chosen = self.options
-        mode = _mode_of(chosen, style)
         against = chosen.against or ("group" if style or chosen.comparisons else "reference")
         comparisons: Comparisons = chosen.comparisons or ("all_pairs" if against == "group" else "reference")
         twice = chosen.both_orders
@@ -102,9 +106,8 @@ class JudgeScorer(NeverCopied):
             in_groups=against == "group",
             orders=BOTH_ORDERS if twice else IN_ORDER,
             choices=mode == "pairwise" and (style is None or style.modes["pairwise"].is_choice),
-            criteria=None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric),
+            criteria=criteria,
         )
-        _require_effect(chosen, mode, style)
         model_options: Any = self.model.options if self._owned else None  # type: ignore[attr-defined]
         extra = getattr(model_options, "extra", {})
         temperature = extra.get("temperature", model_options.temperature) if self._owned else 1.0

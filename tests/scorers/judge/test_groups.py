@@ -233,9 +233,9 @@ def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
         ({"style": None, "mode": "listwise", "list_size": 2}, "list_overlap=2 must be below"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, reason):
+def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, reason):
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        JudgeScorer(GenRM(), **options)
+        JudgeScorer("no-such-folder", **options)
 
 
 @settings(max_examples=60, deadline=None)
