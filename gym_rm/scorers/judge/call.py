@@ -155,10 +155,9 @@ class JudgeCall:
     # --- questions -----------------------------------------------------------------------------------------------
 
     def _row(self, given: Conversation, prompt: Prompt | None) -> _Row:
-        options, judging = self._judging.options, self._judging
+        chosen = {"mode", "style", "rubric", "against", "comparisons"} & self._judging.options.model_fields_set
         try:
-            listed = isinstance(field_of(prompt, "rubric"), list)
-            if listed and judging.mode != "rubric" and options.rubric is None:
+            if not chosen and isinstance(field_of(prompt, "rubric"), list):
                 raise ConversationError("the row has a list `rubric`; judge it with mode='rubric', or pass rubric=")
             conversation = check_conversation(given)
             if (role := conversation[-1]["role"]) != "assistant":

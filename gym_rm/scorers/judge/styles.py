@@ -216,6 +216,8 @@ class StyleQuestions:
         """Return the question. Raises ConversationError if the row lacks what the style needs."""
         texts = [_text(reply) for reply in shown.replies]
         data = {} if shown.prompt is None else shown.prompt.metadata
+        # A field that the style does not show is for another scorer.
+        own = {name: _text_field(data, name) for name in ("principle", "rubric") if self._mode.mentions(name)}
         variables: dict[str, Any] = {
             "conversation": [to_plain(dict(message)) for message in shown.before],
             "question": shown.before[-1]["content"] if shown.before else "",
@@ -225,8 +227,8 @@ class StyleQuestions:
             "reply_a": texts[0],
             "reply_b": texts[-1],
             "reference": shown.reference,
-            "principle": _text_field(data, "principle") or self._principle,
-            "rubric": _text_field(data, "rubric") or self._rubric or self.style.rubric,
+            "principle": own.get("principle") or self._principle,
+            "rubric": own.get("rubric") or self._rubric or self.style.rubric,
         }
         for need in self.style.needs:
             if not variables[need]:

@@ -134,6 +134,21 @@ def test_a_text_is_no_list_of_criteria():
         JudgeScorer(Checker(), mode="rubric", rubric="Is it short?")
 
 
+def test_rows_with_a_rubric_can_be_judged_in_other_ways_too():
+    class Silent(Checker):
+        def one(self, question):
+            return "no"
+
+    prompts = [Prompt((user("2 + 2?"),), "p", metadata={"rubric": RUBRIC})] * 2
+    reasons = {}
+    for style in ("genrm", "selene", None):
+        judge = JudgeScorer(Silent(), max_retries=0, **({"style": style} if style else {}))
+        reasons[style] = try_score(judge, ask("a", "b"), prompts).errors[0]
+    assert "does not end with a JSON object" in reasons["genrm"]  # it was asked
+    assert "must be a text for this style" in reasons["selene"]
+    assert "judge it with mode='rubric'" in reasons[None]
+
+
 def test_an_environment_tells_the_value_of_each_criterion():
     rows = [{"prompt": "2 + 2?", "rubric": RUBRIC}]
     judge = load_scorer({"kind": "judge", "model": Checker(), "mode": "rubric"})
