@@ -215,7 +215,8 @@ class CombinedScorer(NeverCopied, abc.ABC):
             for name in self.scorers
             if name in results
         }
-        return Provenance(type(self).__name__, "+".join(scorers), settings={**self.settings, "scorers": scorers})
+        settings = {**self.settings, "scorers": scorers, **({"relative": True} if self.relative else {})}
+        return Provenance(type(self).__name__, "+".join(scorers), settings=settings)
 
     def _call(self, method: str) -> None:
         for scorer in self.scorers.values():

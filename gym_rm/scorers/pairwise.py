@@ -219,11 +219,9 @@ class PairwiseScorer(NeverCopied):
 
     def _provenance(self, opponents: str) -> Provenance:
         inner = self.scorer.provenance
-        return dataclasses.replace(
-            inner,
-            scorer=type(self).__name__,
-            settings={**inner.settings, **self._judged.settings, "compared_with": opponents},
-        )
+        settings = {**inner.settings, **self._judged.settings, "compared_with": opponents}
+        settings |= {"relative": True} if opponents == "the call" else {}
+        return dataclasses.replace(inner, scorer=type(self).__name__, settings=settings)
 
 
 def _with_reply(conversation: Any) -> Conversation:

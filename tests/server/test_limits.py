@@ -2,6 +2,7 @@ import base64
 import logging
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,6 +11,8 @@ from recording import RecordingScorer, chat
 
 import gym_rm
 from gym_rm import ConfigError, Scores
+from gym_rm.generation.chat import ChatReply
+from gym_rm.scorer import is_relative, try_score
 from gym_rm.server.options import ServerLimits, ServerOptions
 from gym_rm.server.serve import RewardServer
 
@@ -249,3 +252,20 @@ def test_nothing_of_a_conversation_is_logged(serving, caplog, capfd, embedded):
     formatted = [logging.Formatter().format(record) for record in server_log]  # with the text of exceptions
     assert not [line for line in formatted if "SECRET" in line]
     assert "SECRET" not in "".join(capfd.readouterr())
+
+
+def test_a_group_is_never_divided_over_requests_or_servers(serving):
+    def answer(conversations):
+        return [ChatReply('{"score_1": 1, "score_2": 2}', finished=True) for _ in conversations]
+
+    model = types.SimpleNamespace(reply=lambda conversations, *, seeds, deadline: answer(conversations))
+    judge = gym_rm.load_scorer({"kind": "judge", "model": model, "style": "genrm", "comparisons": "circular"})
+    rows = [chat("2 + 2?", "b" * n) for n in range(1, 7)]
+    with serving(judge) as (first, _), serving(judge) as (second, _):
+        remote = gym_rm.load_scorer([first.url, second.url], max_conversations=2)
+        assert is_relative(remote)
+        assert remote.score(rows).rewards.tolist() == judge.score(rows).rewards.tolist()
+    with serving(judge, limits={"max_conversations": 4}) as (server, _):
+        remote = gym_rm.load_scorer(server.url)
+        assert remote.score(rows[:4]).rewards.tolist() == [1.5] * 4
+        assert "the server refused" in try_score(remote, rows).errors[0]

@@ -138,6 +138,7 @@ class JudgeScorer(NeverCopied):
                 names += ["criteria", "aggregation"]
                 own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
         names += ["style"] if options.style is not None else []
+        own |= {"relative": True} if self.relative else {}
         own |= {name: to_plain(getattr(options, name)) for name in names}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 

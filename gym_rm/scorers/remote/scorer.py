@@ -91,6 +91,11 @@ class RemoteScorer(NeverCopied):
         return f"RemoteScorer({', '.join(self.urls)}, {self.provenance.model!r})"
 
     @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
+        return bool(self._known().provenance.settings.get("relative"))
+
+    @property
     def provenance(self) -> Provenance:
         """The server's provenance, with its URL."""
         served = self._known()
@@ -263,13 +268,15 @@ class RemoteScorer(NeverCopied):
     async def _send(
         self, rows: Sequence[tuple[int, Row]], turns: Turns, deadline: float, send: Callable[..., Any]
     ) -> list[ScoredRows]:
-        """Return the scores of encoded rows, in requests within the limits of the server."""
+        """Return the scores of encoded rows, in requests within the limits of the server, or in one to keep groups."""
         served, protocol = self._known(), self._protocol()
         share = max(1, math.ceil(len(rows) / len(self.urls)))
         limits = (self.options.max_conversations, share, served.max_conversations, protocol.max_rows)
         sizes = [sum(map(len, row)) + len(row) for _, row in rows]  # with the commas
         max_rows = min(limit for limit in limits if limit is not None)
-        chunks = pack(sizes, max_bytes=served.max_request_bytes - BODY_BYTES, max_rows=max_rows)
+        chunks = list(pack(sizes, max_bytes=served.max_request_bytes - BODY_BYTES, max_rows=max_rows))
+        if self.relative and chunks:
+            chunks = [list(range(len(rows)))]
 
         async def request(chunk: list[tuple[int, Row]]) -> list[ScoredRows]:
             numbers, encoded = [number for number, _ in chunk], [row for _, row in chunk]
@@ -281,8 +288,9 @@ class RemoteScorer(NeverCopied):
                     deadline=deadline,
                 )
             except Refused as refused:  # the halves are sent, to find the invalid row
-                if len(chunk) == 1:
-                    return [(numbers, _failed(f"the server refused the conversation: {refused.reason}"))]
+                if len(chunk) == 1 or self.relative:
+                    reason = f"the server refused the conversation: {refused.reason}"
+                    return [([number], _failed(reason)) for number in numbers]
                 middle = len(chunk) // 2
                 first, second = await self._client.all_of([request(chunk[:middle]), request(chunk[middle:])])
                 return first + second
