@@ -188,6 +188,7 @@ class Service:
             raise RequestError("scorer_error", brief(error)) from error
         finally:
             self._waiting.discard(waiting)
+            future.cancel()  # here and now: that of `waiting` would reach the queue after the answer is sent
             waiting.cancel()
             gone.cancel()
 
