@@ -131,3 +131,15 @@ def scorer_of(saved_model):
         return scorers[architecture]
 
     return load
+
+
+@pytest.fixture(scope="module")
+def chat_server():
+    """A served chat model that answers by a function; `chat_server.__init__(answer)` starts it again."""
+    from generation.chat_servers import ChatApp
+    from reward_servers import serve
+
+    app = ChatApp()
+    with serve(app) as url:
+        app.url = url
+        yield app

@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 
 from gym_rm.cli.main import app
 from tests.cli.command import DATA, needs_data, read, write
-from tests.generation.chat_servers import ChatApp
-from tests.reward_servers import serve
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 PAIRS = [{"prompt": f"question {i}", "chosen": "x" * (i + 5), "rejected": "y" * 4} for i in range(16)]
@@ -28,21 +26,13 @@ def answer(messages):
     return "I cannot judge that." if refuses else Judge(by_length)._one(messages).text
 
 
-@pytest.fixture(scope="module")
-def server():
-    served = ChatApp()
-    with serve(served) as url:
-        served.url = url
-        yield served
-
-
 @pytest.fixture
-def judge(server):
+def judge(chat_server):
     """The judge on the command line; `requests` are those that its server got."""
-    server.__init__(answer)
-    options = {"kind": "judge", "path": server.url, "mode": "pairwise", "against": "group", "max_retries": 0}
-    server.argument = json.dumps({**options, "max_connections": 1, "name": "judge-7b"})
-    return server
+    chat_server.__init__(answer)
+    options = {"kind": "judge", "path": chat_server.url, "mode": "pairwise", "against": "group", "max_retries": 0}
+    chat_server.argument = json.dumps({**options, "max_connections": 1, "name": "judge-7b"})
+    return chat_server
 
 
 def run(*arguments, code=0):

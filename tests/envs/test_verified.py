@@ -5,6 +5,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+from scorers.code.solutions import SOLUTIONS
 
 import gym_rm
 from gym_rm.testing import check_vector_env
@@ -110,3 +111,14 @@ def test_an_unknown_keyword_names_the_nearest_one_of_both_kinds():
 def test_another_reward_model_is_refused(name):
     with pytest.raises(gym_rm.ConfigError, match=f"{name} must not be set for Mixed-v0"):
         mixed(**{name: "somewhere"})
+
+
+def test_code_v0_runs_the_embedded_tasks():
+    envs = gym.make_vec("Code-v0", num_envs=4, num_workers=2, allow_unsafe=True)
+    _, infos = envs.reset(seed=0)
+    right = [SOLUTIONS[name] for name in infos["prompt_id"]]
+    replies = [right[0], right[1], "pass", f"```python\n{right[3]}```"]
+    _, rewards, _, _, infos = envs.step(replies)
+    assert rewards.tolist() == [1, 1, 0, 1]
+    assert infos["final_info"]["verdict"][2] in ("wrong_answer", "exception")
+    envs.close()

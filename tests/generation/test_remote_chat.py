@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
-from generation.chat_servers import ChatApp
-from reward_servers import serve
 
 from gym_rm import ConfigError
 from gym_rm.generation.chat import load_chat_model
@@ -24,18 +22,10 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
-@pytest.fixture(scope="module")
-def server():
-    app = ChatApp()
-    with serve(app) as url:
-        app.url = url
-        yield app
-
-
 @pytest.fixture
-def app(server):
-    server.__init__(lambda messages: f"You said: {messages[-1]['content']}")
-    return server
+def app(chat_server):
+    chat_server.__init__(lambda messages: f"You said: {messages[-1]['content']}")
+    return chat_server
 
 
 def ask(app, *texts, seconds=20.0, **options):

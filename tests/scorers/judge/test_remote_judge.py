@@ -9,26 +9,17 @@ pytest.importorskip("uvicorn")
 
 import gymnasium as gym
 from conftest import assistant, user
-from generation.chat_servers import ChatApp, grade
-from reward_servers import serve
+from generation.chat_servers import grade
 
 from gym_rm import ConfigError, GymRMError, load_scorer
 from gym_rm.scorer import try_score
 from gym_rm.testing import check_scorer
 
 
-@pytest.fixture(scope="module")
-def server():
-    app = ChatApp()
-    with serve(app) as url:
-        app.url = url
-        yield app
-
-
 @pytest.fixture
-def app(server):
-    server.__init__(grade(lambda messages: 1 + len(messages[1]["content"]) % 10))
-    return server
+def app(chat_server):
+    chat_server.__init__(grade(lambda messages: 1 + len(messages[1]["content"]) % 10))
+    return chat_server
 
 
 def ask(*replies):
