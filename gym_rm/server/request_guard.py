@@ -158,8 +158,7 @@ class _Exchange:
     async def _refuse(self, refused: RequestError) -> None:
         """Reply with an error and close the connection, because the body may not have been read."""
         self.service.metrics.refusals.labels(refused.reason).inc()
-        if refused.reason in ("body_too_large", "unauthorized", "unsupported_media_type", "draining"):
-            await self._discard()  # a client that still sends would otherwise get a reset instead of the reply
+        await self._discard()  # a client that still sends would otherwise get a reset instead of the reply
         response = error_response(refused, self.path)
         response.headers["connection"] = "close"
         self.status = response.status_code

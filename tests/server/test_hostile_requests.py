@@ -138,6 +138,15 @@ def test_a_hidden_second_request_is_not_answered_with_the_first(impatient):
     assert reply.count(b"HTTP/1.1") == 1
 
 
+def test_a_refused_client_that_sends_its_body_late_gets_the_refusal(impatient):
+    with connect(impatient) as connection:
+        connection.sendall(HEAD.replace(b"localhost", b"attacker.example") + b"Content-Length: 4\r\n\r\n")
+        for part in (b"{ ", b"} "):
+            time.sleep(0.2)
+            connection.sendall(part)
+        assert read_all(connection).startswith(b"HTTP/1.1 421")
+
+
 def test_a_body_that_dribbles_gets_status_408(impatient):
     start = time.monotonic()
     with connect(impatient) as connection:
