@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 
 class Message(TypedDict):
-    """One turn of a conversation. `role` is the speaker (`"system"`, `"user"`, `"assistant"`, ...)."""
+    """One turn of a conversation. `role` is the speaker (`"system"`, `"user"`, `"assistant"`, `"tool"`, ...).
+
+    A tool call is `{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}`, where the arguments
+    are a mapping, as chat templates read them; those that are no JSON object stay the text that the policy wrote.
+    """
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 Conversation: TypeAlias = Sequence[Message]
@@ -34,6 +42,8 @@ class Prompt:
         user_turns: messages of the scripted user after the first, second, ... reply.
         answer: the reference answer, for verifiers.
         metadata: all other fields of the row.
+        tools: the tools that the policy may call, as chat templates read them: `{"type": "function", "function":
+            {"name", "description", "parameters"}}`, where the parameters are a JSON schema.
     """
 
     messages: tuple[Message, ...]
@@ -41,6 +51,7 @@ class Prompt:
     user_turns: tuple[str, ...] = ()
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def copy_prompt(prompt: Prompt) -> Prompt:
