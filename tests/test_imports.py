@@ -19,6 +19,7 @@ FLOORS = {
     "config": 1,
     "plan_file": 1,
     "scorer": 1,
+    "async_calls": 1,
     "data": 1,
     "planning": 1,
     "http_client": 1,

@@ -7,17 +7,16 @@ thread with an event loop, so that their callers may be in event loops of their 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import random
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
+from gym_rm.async_calls import EventLoop
 from gym_rm.errors import RemoteError, brief, logger
 from gym_rm.http_client.responses import Busy, FailedAttempt, InvalidReply, check_status
 
@@ -27,7 +26,6 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 15.0  # seconds between two attempts
 CONNECT_SECONDS = 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _random = random.SystemRandom()  # not the generator that a training run seeds
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
 _inherited: list[Any] = []
 
 
@@ -74,6 +72,9 @@ class HTTPClient:
             if the server must wait longer.
     """
 
+    _loop = EventLoop("gym_rm http")  # of all clients
+    submit, run = _loop.submit, _loop.run
+
     def __init__(
         self,
         urls: Sequence[str],
@@ -93,19 +94,6 @@ class HTTPClient:
         """Return the state without connections; it has the key."""
         endpoints = [Endpoint(endpoint.url) for endpoint in self.endpoints]
         return {**self.__dict__, "_connected": None, "endpoints": endpoints}
-
-    def submit(self, coroutine: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
-        """Start a coroutine that sends requests in the thread of all clients."""
-        return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
-
-    def run(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
-        """Return the result of a coroutine that sends requests; if the caller is interrupted, they are cancelled."""
-        future = self.submit(coroutine)
-        try:
-            return future.result()
-        except BaseException:  # also Ctrl-C
-            future.cancel()
-            raise
 
     def close(self) -> None:
         """Close all connections; another request would open new ones."""
@@ -259,14 +247,3 @@ def backoff(failures: int) -> float:
     """Return the seconds to wait after this many failures: doubled each time, and a random part of it."""
     longest = min(FIRST_WAIT * 2.0 ** min(failures, 16), LONGEST_WAIT)
     return _random.uniform(longest / 2, longest)
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all clients of this process; a fork has no threads, and so gets its own."""
-    loop = _loops.get(os.getpid())
-    if loop is None:
-        new = asyncio.new_event_loop()
-        loop = _loops.setdefault(os.getpid(), new)
-        if loop is new:  # else another thread was faster
-            threading.Thread(target=loop.run_forever, name="gym_rm http", daemon=True).start()
-    return loop

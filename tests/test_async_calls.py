@@ -1,0 +1,209 @@
+"""Calls of coroutines from plain code: order, limits, failures, interrupts, and what is left behind."""
+
+import asyncio
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from gym_rm import ConfigError
+from gym_rm.async_calls import AsyncCalls
+
+
+@pytest.fixture
+def calls():
+    calls = AsyncCalls(max_concurrency=3, timeout=0.1)
+    yield calls
+    calls.close()
+
+
+async def value(x, seconds=0.0):
+    await asyncio.sleep(seconds)
+    return x
+
+
+async def forever(seen):
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        seen.append("cancelled")
+        raise
+
+
+def test_results_are_in_order_and_not_too_many_calls_run_at_a_time(calls):
+    running, most = set(), []
+
+    async def call(index):
+        running.add(index)
+        most.append(len(running))
+        await asyncio.sleep(0.01 if index % 2 else 0.0)
+        running.discard(index)
+        return index
+
+    assert calls.run([lambda index=index: call(index) for index in range(10)]) == list(range(10))
+    assert max(most) == 3
+    assert calls.run([]) == []
+
+
+def test_a_call_that_fails_gives_its_exception_and_the_others_their_results(calls):
+    async def fails(error):
+        raise error
+
+    async def cancels_itself():
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    found = calls.run(
+        [
+            lambda: value(1),
+            lambda: fails(KeyError("x")),
+            lambda: fails(SystemExit(2)),
+            cancels_itself,
+            lambda: 5,
+            lambda: value(2),
+        ]
+    )
+    assert [found[0], found[-1]] == [1, 2]
+    assert [repr(each) for each in found[1:4]] == [
+        "KeyError('x')",
+        "RuntimeError('it raised SystemExit: 2')",
+        "RuntimeError('it was cancelled')",
+    ]
+    assert isinstance(found[4], TypeError)
+
+
+def test_a_call_over_its_time_is_cancelled(calls):
+    seen = []
+    slow, fast = calls.run([lambda: forever(seen), lambda: value(1)])
+    assert (str(slow), fast, seen) == ("no result within 0.1 seconds", 1, ["cancelled"])
+    assert isinstance(slow, TimeoutError)
+
+
+def test_a_wait_for_other_calls_does_not_count():
+    calls = AsyncCalls(max_concurrency=1, timeout=0.1)
+    assert calls.run([lambda: value(0, 0.06)] * 3) == [0, 0, 0]
+
+
+def test_a_call_that_refuses_to_end_is_left_behind(calls, monkeypatch):
+    monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.05)
+    ended = threading.Event()
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.3)
+            ended.set()
+
+    start = time.monotonic()
+    late, fine = calls.run([stubborn, lambda: value(1)])
+    assert (type(late), fine) == (TimeoutError, 1)
+    assert time.monotonic() - start < 0.3
+    assert ended.wait(5)
+
+
+def test_a_call_that_never_awaits_does_not_block_the_caller(monkeypatch):
+    monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.05)
+    calls, free = AsyncCalls(timeout=0.1), threading.Event()
+
+    async def blocks():
+        free.wait(30)
+
+    fine, stuck, after = calls.run([lambda: value(1), blocks, lambda: value(2, 0.01)])
+    free.set()
+    assert "blocks the event loop" in str(stuck)
+    assert [type(each) for each in (fine, after)] == [TimeoutError, TimeoutError]
+    assert calls.run([lambda: value(3)]) == [3]
+
+
+def test_close_cancels_and_later_calls_raise(calls):
+    seen, caught = [], []
+    patient = AsyncCalls(timeout=None)
+    started = threading.Event()
+
+    async def call():
+        started.set()
+        await forever(seen)
+
+    def caller():
+        try:
+            patient.run([call])
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    assert started.wait(5)
+    patient.close()
+    patient.close()
+    thread.join(5)
+    assert seen == ["cancelled"]
+    assert caught == ["the AsyncCalls were closed during these calls."]
+    with pytest.raises(RuntimeError, match="closed; make new ones"):
+        patient.run([call])
+
+
+def test_an_interrupt_cancels_the_calls():
+    calls, seen = AsyncCalls(timeout=None), []
+
+    async def call():
+        os.kill(os.getpid(), signal.SIGINT)
+        await forever(seen)
+
+    with pytest.raises(KeyboardInterrupt):
+        calls.run([call])
+    assert calls.run([lambda: value(1)]) == [1]
+    assert seen == ["cancelled"]
+
+
+def test_the_caller_may_be_in_an_event_loop_or_in_other_calls(calls):
+    async def notebook():
+        return calls.run([lambda: value(1)])
+
+    async def nested():
+        return calls.run([lambda: value(1)])
+
+    assert asyncio.run(notebook()) == [1]
+    (error,) = calls.run([nested])
+    assert "waits for itself" in str(error)
+    assert AsyncCalls().run([nested]) == [[1]]
+
+
+def test_one_loop_serves_all_calls_and_every_copy_has_its_own(calls):
+    async def loop():
+        return asyncio.get_running_loop()
+
+    (first,), (second,) = calls.run([loop]), calls.run([loop])
+    assert first is second
+    copy = pickle.loads(pickle.dumps(calls))
+    assert (copy.max_concurrency, copy.timeout) == (3, 0.1)
+    assert copy.run([loop]) != [first]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_gets_a_loop_of_its_own(calls):
+    assert calls.run([lambda: value(1)]) == [1]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if calls.run([lambda: value(2)]) == [2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_calls_that_nobody_has_any_more_end_their_thread():
+    calls = AsyncCalls()
+
+    async def thread():
+        return threading.current_thread()
+
+    (found,) = calls.run([thread])
+    del calls
+    assert not found.is_alive()
+
+
+@pytest.mark.parametrize("options", [{"max_concurrency": 0}, {"timeout": 0}, {"timeout": "1"}])
+def test_invalid_limits(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        AsyncCalls(**options)
