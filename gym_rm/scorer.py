@@ -50,8 +50,9 @@ class NeverCopied:
         return self
 
 
-RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
-"""Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
+RewardFunction: TypeAlias = Callable[..., Any]
+"""Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score, or of
+`(conversation)` or `(conversation, prompt)` that returns one; it may be `async def`."""
 
 ScorerLike: TypeAlias = "str | os.PathLike[str] | Sequence[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
 
@@ -83,9 +84,10 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     Args:
         reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
             `{"path": ..., "kind": ..., **options}`; the URL of a server, or a list of URLs; a `Scorer`, which is
-            returned unchanged; a function from conversations, or from conversations and prompts, to numbers; or the
-            name of a scorer, a scorer class or a function, `"module:name"`.
-        **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of
+            returned unchanged; a `RewardFunction`; or the name of a scorer, a scorer class or a function,
+            `"module:name"`.
+        **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...); those of a function that is
+            `async def` are `max_concurrency` and `timeout`, see `FunctionScorer`. `kind` is one of
             `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected, and
             public generative reward models are known by their names; `style` names one of their forms.
 
@@ -119,6 +121,9 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             f"reward_model must be a scorer or a path, got the model {type(reward_model).__name__}; pass "
             "gym_rm.RewardModelScorer(model, tokenizer), or the folder that the model was loaded from."
         )
+    if callable(reward_model) and not hasattr(reward_model, "score"):
+        scorer = pkgutil.resolve_name(FUNCTION)(reward_model, **options)
+        return scorer
     if options:
         raise ConfigError(
             f"options {sorted(options)} cannot be applied to an existing scorer, {type(reward_model).__name__}; "
@@ -129,9 +134,6 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     if isinstance(reward_model, Scorer):
         check_signature(reward_model)
         return reward_model
-    if callable(reward_model):
-        scorer = pkgutil.resolve_name(FUNCTION)(reward_model)
-        return scorer
     raise ConfigError(
         "reward_model must be None, a folder, a hub id, a dict, a Scorer or a function from conversations to numbers; "
         f"got {type(reward_model).__name__}: {reward_model!r:.200}."

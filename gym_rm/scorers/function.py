@@ -1,4 +1,4 @@
-"""A plain function as a scorer."""
+"""A function as a scorer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gym_rm.errors import ConfigError
+from gym_rm.async_calls import AsyncCalls
+from gym_rm.errors import ConfigError, brief
 from gym_rm.scorer import NeverCopied, RewardFunction, check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
+LIMITS = {"max_concurrency", "timeout"}
+
 
 class FunctionScorer(NeverCopied):
-    """`Scorer` that calls a plain function of conversations, or of conversations and prompts.
+    """`Scorer` that calls a function, which may be `async def`.
 
-    The signature is read once: a second required parameter, or a parameter named `prompts`, receives the prompts.
+    The signature is read once. A function of `(conversations)` or `(conversations, prompts)` is called once. One whose
+    first parameter is named `conversation` is called once for each row, as `(conversation)` or `(conversation,
+    prompt)`; if it raises or is over its time, this row has an error. A second required parameter, or one named
+    `prompts` or `prompt`, receives the data row.
 
     Args:
-        function: takes `(conversations)` or `(conversations, prompts)` and returns one number per conversation, or
-            None for a missing score. It may also return `Scores` (with components, infos or terminations).
+        function: returns one number per conversation, or None for a missing score. It may also return `Scores` (with
+            components, infos or terminations).
+        **limits: of a function that is `async def`: `max_concurrency` rows (64) are awaited at a time, each call for
+            `timeout` seconds (60; None for no limit). All calls share one event loop, in a thread of its own.
 
     Raises:
-        ConfigError: the function has another signature.
+        ConfigError: the function has another signature, or a limit is invalid.
 
     Example:
         >>> def right(conversations, prompts):
@@ -38,27 +46,35 @@ class FunctionScorer(NeverCopied):
         array([1.])
     """
 
-    def __init__(self, function: RewardFunction) -> None:
+    def __init__(self, function: RewardFunction, **limits: Any) -> None:
         self._function = function
+        asynchronous = _is_async(function)
+        if limits.keys() - (LIMITS if asynchronous else set()):
+            raise ConfigError(
+                f"options {sorted(limits)} cannot be applied to the function {_name_of(function)}; a function that is "
+                f"`async def` has the options {sorted(LIMITS)}, other functions have none."
+            )
+        self._calls: AsyncCalls[Any] | None = AsyncCalls(**limits) if asynchronous else None
         name = _name_of(function)
         module = getattr(_code_of(function), "__module__", None)
         model = f"{module}:{name}" if module else name
         self._provenance = Provenance("FunctionScorer", model, revision=_revision_of(function))
         self._name = f"the reward function {name}"
-        self._prompts = _prompts_parameter(function, self._name)
+        self._by_row, self._prompts = _read_signature(function, self._name)
         self.respond = getattr(function, "respond", None)
 
     def __repr__(self) -> str:
         return f"FunctionScorer({_name_of(self._function)})"
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Call the function once with copies of all conversations, so that the function may change them.
+        """Call the function with copies of the conversations, so that it may change them.
 
         If the function requires prompts, a row without a prompt gets an error.
 
         Raises:
             ConfigError: the input or the return value is not a list of length N.
             ScoringError: the function returned None or a number that is not finite for some rows.
+            RuntimeError: the function is `async def`, and this scorer is closed.
         """
         check_conversations(conversations, prompts)
         copies = [copy_conversation(conversation) for conversation in conversations]
@@ -73,15 +89,43 @@ class FunctionScorer(NeverCopied):
         scores = dataclasses.replace(scores, errors=tuple(errors), provenance=self._provenance)
         return scores.mark_failures().raise_for_errors()
 
+    def close(self) -> None:
+        """Cancel the calls of an async function that run, and end their thread; a plain function needs no close."""
+        if self._calls is not None:
+            self._calls.close()
+
     def _scores(
         self, rows: list[int], conversations: list[list[Message]], prompts: list[Prompt | None] | None
     ) -> Scores:
         """Call the function for these rows, and return their scores."""
-        if not conversations:
+        if not rows:
             return Scores.from_rewards([])
-        arguments: dict[str, Any] = {} if self._prompts is None else {self._prompts.name: prompts}
-        returned: Any = self._function(conversations, **arguments)
-        if isinstance(returned, Scores) and len(returned) == len(conversations):
+        given = [None] * len(rows) if prompts is None else prompts
+        if not self._by_row:
+            (returned,) = self._call([self._bind(conversations, prompts)])
+            if isinstance(returned, TimeoutError) and self._calls is not None:
+                return Scores.from_rewards([np.nan] * len(rows), errors=[brief(returned)] * len(rows))
+            if isinstance(returned, Exception):
+                raise returned
+            return self._read(returned, rows)
+        results = self._call([self._bind(*row) for row in zip(conversations, given, strict=True)])
+        return Scores.concatenate(
+            Scores.from_rewards([np.nan], errors=[brief(result)])
+            if isinstance(result, Exception)
+            else self._read(result if isinstance(result, Scores) else [result], [row])
+            for row, result in zip(rows, results, strict=True)
+        )
+
+    def _bind(self, conversations: Any, prompts: Any) -> Callable[[], Any]:
+        named = {} if self._prompts is None else {self._prompts.name: prompts}
+        return functools.partial(self._function, conversations, **named)
+
+    def _call(self, calls: list[Callable[[], Any]]) -> list[Any]:
+        """Return what each call returns, or the exception that it raises."""
+        return [_caught(call) for call in calls] if self._calls is None else self._calls.run(calls)
+
+    def _read(self, returned: Any, rows: list[int]) -> Scores:
+        if isinstance(returned, Scores) and len(returned) == len(rows):
             return returned
         values = self._numbers(returned, rows)
         return Scores.from_rewards(
@@ -142,22 +186,37 @@ def _revision_of(function: Any) -> str | None:
     return f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:
-    """Return the parameter that receives the prompts, or None if the function has none."""
+def _is_async(function: Any) -> bool:
+    """Return whether a function, or what a partial or another callable calls, is `async def`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def _read_signature(function: RewardFunction, name: str) -> tuple[bool, inspect.Parameter | None]:
+    """Return whether the function takes one row, and the parameter that receives the prompts (None: it has none)."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
-        return None
+        return False, None
     parameters = list(signature.parameters.values())
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    named = next((each for each in parameters[1:] if each.name == "prompts"), None)
+    by_row = [each.name for each in positional[:1]] == ["conversation"]
+    named = next((each for each in parameters[1:] if each.name == ("prompt" if by_row else "prompts")), None)
     chosen = named or next((each for each in positional[1:2] if each.default is each.empty), None)
     swapped = len(positional) > 1 and positional[0].name == "prompts"
     try:
         signature.bind(None, **({} if chosen is None or swapped else {chosen.name: None}))
     except TypeError as error:
         raise ConfigError(
-            f"{name} must take (conversations) or (conversations, prompts), got the parameters "
-            f"{[each.name for each in parameters]}."
+            f"{name} must take (conversations) or (conversations, prompts), or for each row (conversation) or "
+            f"(conversation, prompt); got the parameters {[each.name for each in parameters]}."
         ) from error
-    return chosen
+    return by_row, chosen
