@@ -1,4 +1,4 @@
-"""TRL: a reward function for `reward_funcs`, and a rollout function that steps the environment.
+"""TRL: a scorer as one of `reward_funcs`, a rollout function that steps the environment, and `reward_funcs` as scorers.
 
 The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
 """
@@ -25,6 +25,7 @@ from gym_rm.envs.state import Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
+from gym_rm.scorers.function import FunctionScorer, adapt
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
@@ -253,3 +254,40 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
 
 def _key(messages: Conversation) -> str:
     return json.dumps([[message["role"], message["content"]] for message in messages])
+
+
+def scorer_of(reward_func: Callable[..., Any], *, messages: bool = True, **limits: Any) -> FunctionScorer:
+    """Return a reward function that was written for TRL as a scorer.
+
+    It is called as `reward_func(prompts=..., completions=..., **columns)` for all rows at once. The columns are the
+    fields of the data rows (`Prompt.metadata`); their `answer` is also the column `solution`, which TRL's own functions
+    read. There is no `completion_ids`, `trainer_state`, `log_extra` or `log_metric`.
+
+    Args:
+        reward_func: a function, or one that is `async def`.
+        messages: whether it takes messages, as for a conversational data set of TRL. If not, it takes texts, and a
+            prompt must be one message and its reply another.
+        **limits: see `FunctionScorer`.
+
+    Example:
+        >>> def length(completions, **columns):
+        ...     return [float(len(completion[0]["content"])) for completion in completions]
+        >>> scorer_of(length).score([[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]])
+        Scores(rewards=[5])
+    """
+
+    def arguments(
+        conversations: Sequence[Conversation], prompts: Sequence[Prompt | None] | None = None
+    ) -> dict[str, Any]:
+        rows = [None] * len(conversations) if prompts is None else prompts
+        starts = [len(c) - 1 if row is None else len(row.messages) for c, row in zip(conversations, rows, strict=True)]
+        sides = [[c[:start] for c, start in zip(conversations, starts, strict=True)]]
+        sides += [[c[start:] for c, start in zip(conversations, starts, strict=True)]]
+        if not messages and any(len(side) != 1 for column in sides for side in column):
+            raise ConfigError(f"{reward_func} takes texts, so a conversation must be one message and one reply to it.")
+        given = [column if messages else [side[0]["content"] for side in column] for column in sides]
+        fields = [{} if row is None else {"answer": row.answer, "solution": row.answer, **row.metadata} for row in rows]
+        columns = {name: [each.get(name) for each in fields] for each in fields for name in each}
+        return {**columns, "prompts": given[0], "completions": given[1]}
+
+    return adapt(reward_func, arguments, **limits)

@@ -48,7 +48,7 @@ class FunctionScorer(NeverCopied):
 
     def __init__(self, function: RewardFunction, **limits: Any) -> None:
         self._function = function
-        asynchronous = _is_async(function)
+        asynchronous = is_async(function)
         if limits.keys() - (LIMITS if asynchronous else set()):
             raise ConfigError(
                 f"options {sorted(limits)} cannot be applied to the function {_name_of(function)}; a function that is "
@@ -186,11 +186,37 @@ def _revision_of(function: Any) -> str | None:
     return f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
     """Return whether a function, or what a partial or another callable calls, is `async def`."""
     while isinstance(function, functools.partial):
         function = function.func
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+def adapt(
+    function: Callable[..., Any],
+    arguments: Callable[..., Mapping[str, Any]],
+    read: Callable[[Any], Any] = lambda result: result,
+    **limits: Any,
+) -> FunctionScorer:
+    """Return a scorer of a function that was written for something else; it may be `async def`.
+
+    Args:
+        function: gives the scorer its name.
+        arguments: makes the function's keywords. It takes what a function of `FunctionScorer` takes.
+        read: makes numbers or `Scores` of what the function returns.
+        **limits: see `FunctionScorer`.
+    """
+
+    def call(*given: Any, **named: Any) -> Any:
+        return read(function(**arguments(*given, **named)))
+
+    async def awaited(*given: Any, **named: Any) -> Any:
+        return read(await function(**arguments(*given, **named)))
+
+    chosen: Any = functools.update_wrapper(awaited if is_async(function) else call, _code_of(function), updated=())
+    chosen.__signature__ = inspect.signature(arguments)
+    return FunctionScorer(chosen, **limits)
 
 
 def _caught(call: Callable[[], Any]) -> Any:
