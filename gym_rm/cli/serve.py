@@ -31,10 +31,13 @@ def serve(
         str | None, typer.Argument(help="Folder, hub id or module:function. Default: the embedded reward model.")
     ] = None,
     policy_tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the policy's tokenizer; needed for OpenRLHF's /get_reward.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the policy's tokenizer; to read texts of OpenRLHF, slime, LLaMA-Factory."
+        ),
     ] = None,
     chat_template: Annotated[
-        bool, typer.Option(help="Whether the policy's chat template wrote OpenRLHF's prompts; else plain texts.")
+        bool, typer.Option(help="Whether the policy's chat template wrote these texts; else prompts are plain.")
     ] = True,
     option: Annotated[
         list[str] | None,
@@ -60,7 +63,7 @@ def serve(
     """Answer reward requests over HTTP until SIGTERM or Ctrl-C.
 
     The command prints its address when it is ready. POST /v1/rewards takes conversations.
-    vLLM, SGLang and OpenRLHF have their own paths (docs/server.md).
+    vLLM, SGLang, OpenRLHF, slime and LLaMA-Factory have their own paths (docs/server.md).
     """
     try:
         from gym_rm.server.options import ServerLimits, ServerOptions, check_host

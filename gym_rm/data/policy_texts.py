@@ -90,7 +90,27 @@ class PolicyTexts:
                 "the text does not begin with its prompt (was the prompt truncated?), so the reply cannot be found: "
                 f"the prompt is {prompt!r:.200}, the text is {text!r:.200}."
             )
-        return [*self.messages(prompt), Message(role="assistant", content=self._ends.sub("", text[len(prompt) :]))]
+        return [*self.messages(prompt), Message(role="assistant", content=self.reply(text[len(prompt) :]))]
+
+    def reply(self, text: str) -> str:
+        """Return a reply as the policy wrote it, without the end tokens at its end."""
+        return self._ends.sub("", text)
+
+    def split(self, text: str) -> Conversation:
+        """Return the conversation of a text whose last reply begins where the template last starts one.
+
+        Only for texts whose prompt is not known: a policy that writes the template's own markup moves the start.
+
+        Raises:
+            ConversationError: the text has no start of a reply after a user message, or its prompt cannot be read.
+        """
+        start = text.rfind(self._to_reply) if self._rendered else -1
+        if start < 0:
+            raise ConversationError(
+                "the start of the reply was not found; the text must be a prompt and a reply in the chat template of "
+                f"policy_tokenizer: {text!r:.300}"
+            )
+        return self.conversation(text[: start + len(self._to_reply)], text)
 
     def prompt(self, conversation: Conversation) -> str:
         """Return the text that the policy reads to continue a conversation."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 import gym_rm
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.scorer import Scorer
-from gym_rm.server import native, openrlhf, sglang, vllm
+from gym_rm.server import llamafactory, native, openrlhf, sglang, slime, vllm
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import StrictRoute, invalid_fields
 from gym_rm.server.request_guard import RequestGuard
@@ -40,6 +40,8 @@ ROUTES = (
     ("POST", "/pooling", vllm.pooling),
     ("POST", "/v1/embeddings", sglang.embeddings),
     ("POST", "/get_reward", openrlhf.get_reward),
+    ("POST", "/slime", slime.reward),
+    ("POST", "/llamafactory", llamafactory.scores),
 )
 
 

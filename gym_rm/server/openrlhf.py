@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
-from gym_rm.errors import ConversationError, GymRMError
+from gym_rm.errors import ConversationError
 from gym_rm.scores import Scores
 from gym_rm.server.request_bodies import RequestBody, Texts
-from gym_rm.server.responses import RequestError, json_response, sigmoid
+from gym_rm.server.responses import RequestError, failed_rows, json_response, sigmoid
 from gym_rm.server.service import Service
 from gym_rm.types import Conversation, Prompt
 
@@ -35,20 +35,24 @@ class GetRewardBody(RequestBody):
 async def get_reward(body: GetRewardBody, request: Request) -> Response:
     """Rewards of samples, with their sigmoid and logs."""
     service: Service = request.app.state.service
-    texts: PolicyTexts | None = request.app.state.policy_texts
-    if texts is None:
-        raise RequestError(
-            "not_supported",
-            "OpenRLHF's texts are parsed with the policy's tokenizer; start the server with --policy-tokenizer.",
-        )
-    try:
+    texts = policy_texts(request, "OpenRLHF")
+    with failed_rows():
         conversations, prompts = await asyncio.to_thread(
             read_samples, texts, body.query, body.prompts or [], body.labels
         )
         scores = await service.score(conversations, request, prompts)
         return json_response(lists_of(scores, service.options.fallback_reward))
-    except GymRMError as error:
-        raise RequestError("failed_row", getattr(error, "summary", None) or str(error)) from error
+
+
+def policy_texts(request: Request, trainer: str) -> PolicyTexts:
+    """Return what reads the texts of a trainer. Raises RequestError if the server has no tokenizer for it."""
+    texts: PolicyTexts | None = request.app.state.policy_texts
+    if texts is None:
+        raise RequestError(
+            "not_supported",
+            f"{trainer}'s texts are parsed with the policy's tokenizer; start the server with --policy-tokenizer.",
+        )
+    return texts
 
 
 def read_samples(

@@ -62,11 +62,12 @@ class ServerOptions:
         key: required as `Authorization: Bearer KEY`, or as the password of the URL `http://any:KEY@host:port/...`;
             None for no key.
         limits: limits of requests.
-        policy_tokenizer: the policy's tokenizer, or its folder or hub id, for `/get_reward`; None without that route.
+        policy_tokenizer: the policy's tokenizer, or its folder or hub id, for `/get_reward`, `/slime` and
+            `/llamafactory`; None if they get no rendered texts.
         apply_chat_template, input_template: same as OpenRLHF's `--data.apply_chat_template` and
             `--data.input_template`, but the default is True.
-        fallback_reward: reward of a sample of `/get_reward` that cannot be scored; its `score_ok` log is 0. None makes
-            it an error.
+        fallback_reward: reward of a sample of these routes that cannot be scored; OpenRLHF's log `score_ok` is 0. None
+            makes it an error.
         max_batch_size: number of conversations at which a batch is complete, see `MicroBatchingScorer`.
         max_wait: seconds that the first request of a batch waits for others while the scorer is idle.
         allow_weight_updates: whether `POST /v1/weights` may replace the weights; needs a key.

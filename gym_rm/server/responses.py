@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gym_rm.errors import GymRMError
 from gym_rm.scores import Scores
 
 # Reasons with their status, as HTTP and the own routes have it.
@@ -66,6 +69,15 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     """Return a JSON response, with escapes for everything but ASCII; NaN is an error."""
     body = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return Response(body, status, headers, media_type="application/json")
+
+
+@contextlib.contextmanager
+def failed_rows() -> Iterator[None]:
+    """Refuse the request of a trainer if a sample cannot be read or has no score."""
+    try:
+        yield
+    except GymRMError as error:
+        raise RequestError("failed_row", getattr(error, "summary", None) or str(error)) from error
 
 
 def raise_for_rows(scores: Scores) -> Scores:

@@ -27,6 +27,8 @@ ROUTES = [
     "POST /pooling",
     "POST /v1/embeddings",
     "POST /get_reward",
+    "POST /slime",
+    "POST /llamafactory",
 ]
 EXAMPLES = 6
 
