@@ -72,12 +72,13 @@ for _name, _single, _vector, _kind in (
     ("Code", "verified:make", "verified:make_vec", "code"),
     ("Mixed", "verified:make", "verified:make_vec", "weighted"),
 ):
-    gymnasium.register(
-        f"{_name}-v0",
-        entry_point=f"gym_rm.envs.{_single}",
-        vector_entry_point=f"gym_rm.envs.{_vector}",
-        kwargs={} if _kind is None else {"kind": _kind},
-    )
+    for _id in (f"{_name}-v0", f"gym_rm/{_name}-v0"):
+        gymnasium.register(
+            _id,
+            entry_point=f"gym_rm.envs.{_single}",
+            vector_entry_point=f"gym_rm.envs.{_vector}",
+            kwargs={} if _kind is None else {"kind": _kind},
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,10 @@ RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 
 
 def same_step_statistics() -> bool:
-    """Return whether `RecordEpisodeStatistics` of the installed Gymnasium is right in the mode `SAME_STEP`."""
+    """Return whether the installed Gymnasium has the vector wrappers that are right in the mode `SAME_STEP`.
+
+    `RecordEpisodeStatistics` (pull request 1624 of Gymnasium) and `NormalizeReward` (1668) were mended in 1.4.
+    """
     return tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (1, 4)
 
 
@@ -57,7 +60,8 @@ class EnvSettings(ParallelOptions):
     """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
     the same step can be repeated."""
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
-    """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`."""
+    """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`. Before Gymnasium 1.4, its vector wrappers
+    `RecordEpisodeStatistics` and `NormalizeReward` are wrong in `"SameStep"`."""
     max_text_length: PositiveInt = MAX_LENGTH
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None

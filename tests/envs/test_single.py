@@ -41,9 +41,10 @@ def test_the_error_for_a_typo_names_the_nearest_option(make, env_id, typo, optio
 
 
 @each_id
-def test_an_id_with_a_module_imports_gym_rm(env_id):
+def test_an_id_with_a_module_imports_gym_rm_and_one_with_a_namespace_is_the_same_environment(env_id):
     for make in (gym.make, gym.make_vec):
         assert make(f"gym_rm:{env_id}", reward_model=length_reward).spec.id == env_id
+        assert make(f"gym_rm/{env_id}", reward_model=length_reward).spec.id == f"gym_rm/{env_id}"
 
 
 @each_id

@@ -30,6 +30,18 @@ def test_record_episode_statistics(mode):
     assert envs.episode_count > 0
 
 
+@pytest.mark.skipif(not same_step_statistics(), reason="NormalizeReward of 1.3 only counts the first of these replies")
+def test_normalize_reward_counts_every_reply():
+    envs = vector_wrappers.NormalizeReward(one_turn(2))
+    envs.reset(seed=0)
+    normalized = [envs.step(["x" * n, "y" * (9 - n)])[1] for n in range(1, 9)][-1]
+    lengths = np.arange(1, 9) / 4
+    # With 1.3, the count is 2 and the variance that of the rewards 0.25 and 2.0.
+    assert round(envs.return_rms.count) == 16
+    assert envs.return_rms.var == pytest.approx(lengths.var(), rel=1e-3)
+    assert normalized == pytest.approx(lengths[[7, 0]] / lengths.std(), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("wrapper", "expected"),
     [
