@@ -86,8 +86,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and not same_step_statistics():
             warn_once(
-                f"RecordEpisodeStatistics and NormalizeReward of gymnasium {gym.__version__} are wrong in the autoreset "
-                "mode SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
+                f"RecordEpisodeStatistics and NormalizeReward of gymnasium {gym.__version__} are wrong in the mode "
+                "SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
             )
 
         self.single_observation_space = ConversationSpace(self.settings.max_text_length)

@@ -195,7 +195,7 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
         ({"prompts": ["x" * 11], "max_text_length": 10}, "has 11 characters, more than max_text_length=10"),
         ({"prompts": [prompt(0, "\ud800")]}, r"prompts\[0\]: 'user_turns\[0\]' contains a lone surrogate"),
         ({"reward_model": 3}, "reward_model must be"),
-        ({"reward_model_kwargs": {"dtype": "auto"}}, "options .'dtype'. cannot be applied to an existing scorer"),
+        ({"reward_model_kwargs": {"dtype": "auto"}}, "options .'dtype'. cannot be applied to the function"),
     ],
     ids=str,
 )
