@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import math
 import os
 import threading
@@ -111,7 +112,7 @@ class AsyncCalls(Generic[Value]):
         self._loop = self._new_loop()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.max_concurrency, self.timeout)
+        return functools.partial(AsyncCalls, max_concurrency=self.max_concurrency, timeout=self.timeout), ()
 
     def run(self, calls: Sequence[Callable[[], Awaitable[Value]]]) -> list[Value | Exception]:
         """Return the result of each call, or the exception that it raised; TimeoutError if it took too long.
@@ -181,7 +182,3 @@ async def _caught(call: Callable[[], Awaitable[Value]]) -> Value | Exception:
         return error
     except (KeyboardInterrupt, SystemExit) as error:  # would end the thread of the loop
         return RuntimeError(f"it raised {brief(error)}")
-
-
-def _make(max_concurrency: int, timeout: float | None) -> AsyncCalls[Any]:
-    return AsyncCalls(max_concurrency=max_concurrency, timeout=timeout)

@@ -279,15 +279,15 @@ def scorer_of(reward_func: Callable[..., Any], *, messages: bool = True, **limit
     def arguments(
         conversations: Sequence[Conversation], prompts: Sequence[Prompt | None] | None = None
     ) -> dict[str, Any]:
+        given: dict[str, list[Any]] = {"prompts": [], "completions": []}
         rows = [None] * len(conversations) if prompts is None else prompts
-        starts = [len(c) - 1 if row is None else len(row.messages) for c, row in zip(conversations, rows, strict=True)]
-        sides = [[c[:start] for c, start in zip(conversations, starts, strict=True)]]
-        sides += [[c[start:] for c, start in zip(conversations, starts, strict=True)]]
-        if not messages and any(len(side) != 1 for column in sides for side in column):
-            raise ConfigError(f"{reward_func} takes texts, so a conversation must be one message and one reply to it.")
-        given = [column if messages else [side[0]["content"] for side in column] for column in sides]
+        for conversation, row in zip(conversations, rows, strict=True):
+            start = len(conversation) - 1 if row is None else len(row.messages)
+            for name, side in (("prompts", conversation[:start]), ("completions", conversation[start:])):
+                if not messages and len(side) != 1:
+                    raise ConfigError(f"{reward_func} takes texts, so a row must be one message and one reply to it.")
+                given[name].append(side if messages else side[0]["content"])
         fields = [{} if row is None else {"answer": row.answer, "solution": row.answer, **row.metadata} for row in rows]
-        columns = {name: [each.get(name) for each in fields] for each in fields for name in each}
-        return {**columns, "prompts": given[0], "completions": given[1]}
+        return {**{name: [each.get(name) for each in fields] for each in fields for name in each}, **given}
 
     return adapt(reward_func, arguments, **limits)
