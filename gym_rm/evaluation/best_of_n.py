@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, ratio_samples
+from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, FloatArray, Interval, Resampling, ratio_samples
 from gym_rm.evaluation.scored import ScoredComparisons
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,12 @@ class Resampling:
         low, high = np.quantile(finite, (tail, 1 - tail)) if finite.size else (np.nan, np.nan)
         return Interval(float(value), float(low), float(high))
 
+    def widened(self, interval: Interval, count: int) -> Interval:
+        """Replace an interval without width, as of `count` shares that are all 0 or all 1 in every sample."""
+        if interval.low < interval.high:
+            return interval
+        return wilson_interval(interval.value, count, confidence=self.confidence)
+
     def weights(self, num_groups: int) -> Iterator[FloatArray]:
         """Yield for each sample how often each group is drawn `[C]`."""
         random = np.random.default_rng(self.seed)

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import curve_points, expected_best, graded_replies
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, ratio_samples
+from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, FloatArray, Interval, Resampling, ratio_samples
 from gym_rm.evaluation.scored import RowScores, ScoredComparisons, pair_table
 
-FloatArray = NDArray[np.float64]
 EXACT_UP_TO = 1000  # the integers of the binomial sum grow with the number of pairs
 
 

@@ -111,9 +111,7 @@ def judge_report(
         weights = ((asked - unread) * known)[:, None]
         values, groups = np.where(known, columns[name], 0.0), np.arange(len(asked))
         (found,) = mean_intervals(values, weights, groups, resampling=resampling)
-        if found is None or found.low < found.high:
-            return found
-        return wilson_interval(found.value, int(known.sum()), confidence=resampling.confidence)
+        return None if found is None else resampling.widened(found, int(known.sum()))
 
     def per_verdict(name: str) -> float | None:
         known = np.isfinite(columns[name])

@@ -145,12 +145,12 @@ def calibration_bins(margins: ArrayLike, *, num_bins: int = CALIBRATION_BINS) ->
     return CalibrationBins(mean_stated, mean_right, counts[used])
 
 
-def calibration_error(margins: ArrayLike, *, num_bins: int = CALIBRATION_BINS) -> float | None:
+def calibration_error(margins: ArrayLike) -> float | None:
     """Return the expected calibration error of `sigmoid(margin)`, or None without margins.
 
     It is the mean over the pairs of `|observed - stated|` of their bin (Guo et al. 2017, arXiv 1706.04599, equation 3).
     """
-    bins = calibration_bins(margins, num_bins=num_bins)
+    bins = calibration_bins(margins)
     if not bins.num_pairs.size:
         return None
     return float(np.average(np.abs(bins.observed - bins.stated), weights=bins.num_pairs))

@@ -117,32 +117,14 @@ def sentences(text: str) -> list[str]:
     return [part for part in _SENTENCE.split(text.strip()) if part]
 
 
+def _words(cut: Callable[[str, list[re.Match[str]]], str]) -> Callable[[ReplyToChange], tuple[str, ...]]:
+    """Return a change of texts with more than one word, which needs the places of the words."""
+    return _text(lambda text: cut(text, words) if len(words := list(_WORD.finditer(text))) > 1 else None)
+
+
 def _without_last_sentence(text: str) -> str | None:
     parts = sentences(text)
     return text.rstrip()[: -len(parts[-1])].rstrip() if len(parts) > 1 else None
-
-
-def _first_half(text: str) -> str | None:
-    words = list(_WORD.finditer(text))
-    return text[: words[(len(words) + 1) // 2 - 1].end()] if len(words) > 1 else None
-
-
-def _without_last_word(text: str) -> str | None:
-    words = list(_WORD.finditer(text))
-    return text[: words[-2].end()] if len(words) > 1 else None
-
-
-def _without_first_word(text: str) -> str | None:
-    words = list(_WORD.finditer(text))
-    return text[words[0].end() :] if len(words) > 1 else None
-
-
-def _as_list(text: str) -> str:
-    return "\n".join(f"- {part}" for part in sentences(text))
-
-
-def _markdown(text: str) -> str:
-    return "## Answer\n\n" + "\n\n".join(f"**{part}**" for part in sentences(text))
 
 
 def _shuffled(reply: ReplyToChange) -> tuple[str, ...]:
@@ -171,19 +153,23 @@ PERTURBATIONS: tuple[Perturbation, ...] = (
     Perturbation("white space after", "padded", _SAME, _text(lambda text: text + " \n\n \n")),
     Perturbation("zero-width space after", "padded", _SAME, _text(lambda text: text + "\u200b")),
     Perturbation("whole reply 5 times", "repeated", _SAME, _text(lambda text: " ".join([text] * 5))),
-    Perturbation("bullet list", "format", _SAME, _text(_as_list)),
-    Perturbation("heading and bold text", "format", _SAME, _text(_markdown)),
-    Perturbation("JSON object", "format", _SAME, _text(lambda text: json.dumps({"answer": text}))),
-    Perturbation("first word dropped", "truncated", _SAME, _text(_without_first_word)),
     Perturbation(
-        "first word and space cut",
-        "truncated",
-        _SAME,
-        _text(lambda text: None if (rest := _without_first_word(text)) is None else rest.lstrip()),
+        "bullet list", "format", _SAME, _text(lambda text: "\n".join(f"- {part}" for part in sentences(text)))
     ),
-    Perturbation("last word dropped", "truncated", _SAME, _text(_without_last_word)),
+    Perturbation(
+        "heading and bold text",
+        "format",
+        _SAME,
+        _text(lambda text: "\n\n".join(["## Answer", *(f"**{part}**" for part in sentences(text))])),
+    ),
+    Perturbation("JSON object", "format", _SAME, _text(lambda text: json.dumps({"answer": text}))),
+    Perturbation("first word dropped", "truncated", _SAME, _words(lambda text, words: text[words[0].end() :])),
+    Perturbation("first word and space cut", "truncated", _SAME, _words(lambda text, words: text[words[1].start() :])),
+    Perturbation("last word dropped", "truncated", _SAME, _words(lambda text, words: text[: words[-2].end()])),
     Perturbation("last sentence dropped", "truncated", _SAME, _text(_without_last_sentence)),
-    Perturbation("second half dropped", "truncated", _WORSE, _text(_first_half)),
+    Perturbation(
+        "second half dropped", "truncated", _WORSE, _words(lambda text, at: text[: at[(len(at) - 1) // 2].end()])
+    ),
     Perturbation("end token after", "control tokens", _SAME, lambda reply: (reply.text + reply.markup.end,)),
     Perturbation("forged turn of the user", "control tokens", _SAME, _forged),
     Perturbation("lower case", "form", _SAME, _text(str.lower)),

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, mean_intervals, wilson_interval
+from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, FloatArray, Interval, Resampling, mean_intervals
 from gym_rm.evaluation.judges import JudgeReport
 from gym_rm.evaluation.pairs import CalibrationBins, PairMetrics, calibration_bins, pair_metrics
 from gym_rm.evaluation.scored import PairTable, ScoredComparisons, pair_table
 
-FloatArray = NDArray[np.float64]
 MOST_REFITS = 200  # bootstrap samples of a regression: each is a fit of its own
 PRIOR_PRECISION = 1e-2  # keeps the weights finite if the length decides every pair
 STEPS = 50
@@ -153,15 +152,8 @@ def _groups(masks: Mapping[str, NDArray[np.bool_]], pairs: PairTable, resampling
     for (name, mask), interval in zip(masks.items(), intervals, strict=True):
         if interval is not None:
             num_prompts = np.unique(pairs.prompts[mask]).size
-            groups.append(Group(name, int(mask.sum()), _with_spread(interval, num_prompts, resampling)))
+            groups.append(Group(name, int(mask.sum()), resampling.widened(interval, num_prompts)))
     return groups
-
-
-def _with_spread(interval: Interval, num_prompts: int, resampling: Resampling) -> Interval:
-    """Replace an interval without width: if all pairs are right, or all wrong, so are those of every sample."""
-    if interval.low < interval.high:
-        return interval
-    return wilson_interval(interval.value, num_prompts, confidence=resampling.confidence)
 
 
 def length_control(

@@ -85,7 +85,9 @@ class SetEvaluation:
             "num_dropped": self.num_dropped,
             "preferences": _plain(self.preferences),
             "best_of_n": _plain(self.best_of_n),
-            "worst": [self._named(each) for each in self.worst()],
+            "worst": [
+                {"where": self.scored.comparisons[each.row].where, **dataclasses.asdict(each)} for each in self.worst()
+            ],
             "notes": notes(self),
         }
         if self.against is not None:
@@ -97,9 +99,6 @@ class SetEvaluation:
                 "comparison": _plain(self.comparison),
             }
         return to_plain(values)  # type: ignore[no-any-return]
-
-    def _named(self, pair: WrongPair) -> dict[str, Any]:
-        return {"where": self.scored.comparisons[pair.row].where, **dataclasses.asdict(pair)}
 
 
 def evaluate_set(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.engine.token_tree import Batch, IntArray, plan_padded, plan_trees
+from gym_rm.engine.token_tree import Batch, IntArray, Layout, plan_layout
 from gym_rm.training.comparison_sets import EncodedComparison
 
 
@@ -118,8 +118,6 @@ def _micro_batch(
     sequences = [sequence for each in examples for sequence in each.sequences]
     # Enough for all of them, also padded.
     budget = 2 * len(sequences) * max(len(each.input_ids) for each in sequences) + 1024
-    if tree:
-        plan = plan_trees(sequences, max_num_batched_tokens=budget, alone=alone)
-    else:
-        plan = plan_padded(sequences, max_num_batched_tokens=budget, max_width=max_width, alone=alone, exact=alone)
+    layout: Layout = "tree" if tree else "one_by_one" if alone else "padded"
+    plan = plan_layout(layout, sequences, max_num_batched_tokens=budget, max_width=max_width, alone=alone)
     return MicroBatch(tuple(examples), plan.batches, plan.value_index)

@@ -11,7 +11,6 @@ import numpy as np
 
 from gym_rm.data.comparisons import DroppedRow, load_comparisons
 from gym_rm.data.findings import grouped, key_of, template_columns
-from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError, ConversationError, logger
 from gym_rm.evaluation.pairs import FloatArray
@@ -162,7 +161,11 @@ def encode(
         try:
             if columns := template_columns(comparison):
                 raise ConversationError(f"{columns[0]!r} of a row is not passed to the chat template, as in scoring")
-            texts = [_require(each) for each in replies]
+            texts = []
+            for each in replies:
+                if isinstance(each, ConversationError):
+                    raise each
+                texts.append(each)
             sequences = tuple(
                 TokenSequence(each.input_ids, start.kind.read_positions(each), each.second_segment) for each in texts
             )
@@ -177,12 +180,6 @@ def encode(
         reasons = sorted({each.reason for each in lost})
         raise ConfigError(f"{name}: none of the {len(lost)} comparisons can be used: {'; '.join(reasons[:3])}")
     return EncodedSet(name, tuple(examples), (*dropped, *lost), num_cut, tokens_cut)
-
-
-def _require(rendered: Rendered | ConversationError) -> Rendered:
-    if isinstance(rendered, ConversationError):
-        raise rendered
-    return rendered
 
 
 def _example(

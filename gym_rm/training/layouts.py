@@ -23,7 +23,7 @@ from gym_rm.engine.loading.trial import (
     tolerance_of,
     trial_sequences,
 )
-from gym_rm.engine.token_tree import Batch, BatchPlan, plan_padded, plan_trees
+from gym_rm.engine.token_tree import Batch, BatchPlan, plan_layout
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scores import FloatArray
 
@@ -69,12 +69,8 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         return values(plan, forward).detach().cpu().numpy()
 
     def gradients(forward: Forward) -> list[Tensor]:
-        sequences, alone = trial_sequences(model.config, candidate.length), forward.layout == "one_by_one"
-        plan = (
-            plan_trees(sequences, max_num_batched_tokens=10**6)
-            if forward.layout == "tree"
-            else plan_padded(sequences, max_num_batched_tokens=10**6, alone=alone, exact=alone)
-        )
+        sequences = trial_sequences(model.config, candidate.length)
+        plan = plan_layout(forward.layout, sequences, max_num_batched_tokens=10**6)
         read = values(plan, forward)[torch.from_numpy(plan.value_index)]
         factors = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(read.shape)).astype(np.float32))
         parameters = [p for p in model.parameters() if p.requires_grad]

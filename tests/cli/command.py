@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,19 @@ class LengthScorer:
         return scores
 
 
-def run(*arguments: Any, code: int | tuple[int, ...] = 0, stdin: str | None = None) -> Result:
-    """Run `gym-rm score ARGUMENTS` in this process; `code` is the expected exit code, or several."""
-    result = CliRunner().invoke(app, ["score", *map(str, arguments)], input=stdin)
-    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
-    return result
+def runner(*command: str) -> Callable[..., Result]:
+    """Return a function that runs `gym-rm COMMAND ARGUMENTS` in this process."""
+
+    def run(*arguments: Any, code: int | tuple[int, ...] = 0, stdin: str | None = None) -> Result:
+        """`code` is the expected exit code, or several."""
+        result = CliRunner().invoke(app, [*command, *map(str, arguments)], input=stdin)
+        assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
+        return result
+
+    return run
+
+
+run = runner("score")
 
 
 def write(path: Path, rows: list[Any]) -> Path:

@@ -1,20 +1,13 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from gym_rm.cli.main import app
 from gym_rm.evaluation.audit import read_record
-from tests.cli.command import DATA, needs_data, write
+from tests.cli.command import DATA, needs_data, runner, write
 
 SMALL = ("--rows", "16")
 PAIRS = [{"prompt": f"{n} + 1?", "chosen": f"It is {n + 1}. Yes.", "rejected": "No."} for n in range(16)]
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["audit", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+run = runner("audit")
 
 
 @pytest.fixture

@@ -4,19 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from gym_rm.cli.main import app
-from tests.cli.command import DATA, needs_data, write
+from tests.cli.command import DATA, needs_data, runner, write
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PAIR = {"prompt": "Which is larger, 12 or 30?", "chosen": "30", "rejected": "12 is."}
-
-
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(app, ["data", "inspect", *map(str, arguments)], input=stdin)
-    assert result.exit_code == code, result.output
-    return result
+run = runner("data", "inspect")
 
 
 def as_dict(*arguments):

@@ -4,26 +4,19 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
 
 import gym_rm
 from gym_rm.cli.evaluate import short_names, spec_name
-from gym_rm.cli.main import app
 from gym_rm.errors import RemoteError
 from gym_rm.types import Provenance
-from tests.cli.command import DATA, LengthScorer, needs_data, read, write
+from tests.cli.command import DATA, LengthScorer, needs_data, read, runner, write
 
 PAIRS = [
     {"prompt": f"question {i}", "chosen": "x" * (i + 2), "rejected": "y" * (7 if i % 4 else 1), "subset": f"s{i % 2}"}
     for i in range(20)
 ]
 RIGHT = sum(len(row["chosen"]) > len(row["rejected"]) for row in PAIRS)
-
-
-def evaluate(*arguments, code=0):
-    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+evaluate = runner("evaluate")
 
 
 def values(*arguments, code=0):

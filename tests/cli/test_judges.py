@@ -7,10 +7,8 @@ import pytest
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
-from typer.testing import CliRunner
 
-from gym_rm.cli.main import app
-from tests.cli.command import DATA, needs_data, read, write
+from tests.cli.command import DATA, needs_data, read, runner, write
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 PAIRS = [{"prompt": f"question {i}", "chosen": "x" * (i + 5), "rejected": "y" * 4} for i in range(16)]
@@ -19,6 +17,7 @@ BENCH = [
     {"source": "mmlu-pro", "question": f"q{i % 3}", "response_A": "x" * (i + 2), "response_B": "y", "label": "A>B"}
     for i in range(8)
 ]
+run = runner()
 
 
 def answer(messages):
@@ -33,12 +32,6 @@ def judge(chat_server):
     options = {"kind": "judge", "path": chat_server.url, "mode": "pairwise", "against": "group", "max_retries": 0}
     chat_server.argument = json.dumps({**options, "max_connections": 1, "name": "judge-7b"})
     return chat_server
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_a_served_judge_that_refuses_some_rows_is_reported(judge, tmp_path):

@@ -5,11 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gym_rm.cli import plan as command
 from gym_rm.cli.console import WIDTH
-from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
 from gym_rm.planning.hardware import calibration
@@ -17,16 +15,12 @@ from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.refusals import Infeasible, Violation
 from gym_rm.planning.request_settings import PlanSettings
+from tests.cli.command import runner
 from tests.planning.example_plans import apart, together
 
 REQUEST = "cluster: {gpus_per_node: 8}\npolicy: {model: Qwen/Qwen3-8B}\n"
 CONFIGS = Path(__file__).parents[2] / "configs" / "plan"
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+run = runner("plan")
 
 
 def error_of(*arguments, code=2):

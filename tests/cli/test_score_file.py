@@ -197,14 +197,6 @@ def stored_scores(out: Path) -> list:
     return [entry["score"] for entry in entries]
 
 
-def interrupted_run(tmp_path, monkeypatch, raises, code) -> Path:
-    source = write(tmp_path / "in.jsonl", ROWS)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=raises))
-    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 2, code=code)
-    assert stored_scores(tmp_path / "out.jsonl") == [0.0, 0.1, 0.2, 0.3]
-    return source
-
-
 @given(cut=st.integers(0, 640))
 def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")
@@ -217,16 +209,6 @@ def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
         store.write_bytes(store.read_bytes()[:cut])
         run(source, "-o", out)
     assert out.read_bytes() == whole
-
-
-def test_an_output_with_different_settings_is_an_error(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=float32")
-    before = (tmp_path / "out.jsonl").read_bytes()
-    result = run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=bfloat16", code=1)
-    assert "was written with different settings (dtype: earlier 'float32', now 'bfloat16')" in result.stderr
-    assert (tmp_path / "out.jsonl").read_bytes() == before
-    run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=bfloat16", "--overwrite")
 
 
 def test_an_existing_file_without_settings_is_not_changed(tmp_path, scorer):

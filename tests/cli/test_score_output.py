@@ -133,13 +133,21 @@ def test_a_changed_input_keeps_the_scores_of_the_rows_that_stayed(tmp_path, scor
     assert rows_of(out) == [(9, 0.7, None), *((index, index / 10, None) for index in (7, 6, 5, 4))]
 
 
-def test_an_output_of_another_file_is_an_error_and_is_not_changed(tmp_path, scorer, source):
+@pytest.mark.parametrize(
+    ("name", "dtype", "change"),
+    [
+        ("other.jsonl", "float32", "input: earlier 'in.jsonl', now 'other.jsonl'"),
+        ("in.jsonl", "bfloat16", "dtype: earlier 'float32', now 'bfloat16'"),
+    ],
+)
+def test_an_output_of_other_settings_is_an_error_and_is_not_changed(tmp_path, scorer, source, name, dtype, change):
     out = tmp_path / "out.jsonl"
-    run(source, "-o", out)
+    run(source, "-o", out, "--option", "dtype=float32")
     before = out.read_bytes()
-    result = run(write(tmp_path / "other.jsonl", ROWS), "-o", out, code=1)
-    assert "different settings (input: earlier 'in.jsonl', now 'other.jsonl')" in result.stderr
+    command = (write(tmp_path / name, ROWS), "-o", out, "--option", f"dtype={dtype}")
+    assert f"was written with different settings ({change})" in run(*command, code=1).stderr
     assert out.read_bytes() == before
+    run(*command, "--overwrite")
 
 
 def cut(out, size):

@@ -4,21 +4,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import gym_rm
-from gym_rm.cli.main import app
 from gym_rm.config import load_config
 from gym_rm.training.reward_model_settings import RewardModelTraining
+from tests.cli.command import runner
 from tests.training.runs import curve, pairs, write_rows
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "rm").glob("*.yaml"))
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+run = runner("train")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -54,12 +54,12 @@ def bit_equal(scorer):
 
 def score_with_budget(scorer, conversations, budget):
     """Return scores of batches of at most so many tokens."""
-    scorer = getattr(scorer, "scorer", scorer)
-    before, scorer._scheduler.budget = scorer.max_num_batched_tokens, budget
+    inner = getattr(scorer, "scorer", scorer)
+    before, inner._scheduler.budget = inner.max_num_batched_tokens, budget
     try:
         return scorer.score(conversations)
     finally:
-        scorer._scheduler.budget = before
+        inner._scheduler.budget = before
 
 
 def shuffled(conversations, seed, count=24):
@@ -178,12 +178,7 @@ def scorer_of_kind(tmp_path_factory, some):
 def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, scorer_of_kind):
     scorer, conversations, expected = scorer_of_kind(make)
     assert bit_equal(scorer)
-    inner = getattr(scorer, "scorer", scorer)
-    before, inner._scheduler.budget = inner.max_num_batched_tokens, budget
-    try:
-        scores = scorer.score([conversations[row] for row in rows])
-    finally:
-        inner._scheduler.budget = before
+    scores = score_with_budget(scorer, [conversations[row] for row in rows], budget)
     assert scores.rewards.tolist() == [expected[row].rewards[0] for row in rows]
     for name, values in scores.components.items():
         assert values.tolist() == [expected[row].components[name][0] for row in rows]

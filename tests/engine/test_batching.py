@@ -14,6 +14,7 @@ from recording import RecordingScorer, chat, merged
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.engine.batching import MicroBatchingScorer
+from tests.scorers.test_combined import Simulator
 
 
 def prompt_of(answer):
@@ -205,13 +206,6 @@ def test_merging_does_not_change_the_result_of_any_request(requests, max_batch_s
 
 
 def test_the_user_simulator_of_the_scorer_is_kept():
-    class Simulator:
-        def score(self, conversations, prompts=None):
-            return Scores.from_rewards([1.0] * len(conversations))
-
-        def respond(self, conversations, prompts, scores):
-            return [None] * len(conversations)
-
     simulator = Simulator()
     assert MicroBatchingScorer(simulator).respond == simulator.respond
     assert MicroBatchingScorer(gym_rm.load_scorer(length)).respond is None

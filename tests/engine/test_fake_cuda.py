@@ -77,26 +77,14 @@ def require(values, shape, dtype):
 # --- the backbone ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", DECODERS)
-def test_a_tree_runs_without_waits(gpu, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "layout", "fuse"),
+    [(name, layout, False) for name in DECODERS for layout in ("tree", "padded")]
+    + [(name, "tree", True) for name in FUSED],
+)
+def test_a_batch_runs_without_waits(gpu, architecture, layout, fuse):
     model = rewards(architecture)
-    hidden = hidden_states(model, batch_of(model), fuse=False)
-    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
-    assert gpu.waits == []
-
-
-@pytest.mark.parametrize("architecture", FUSED)
-def test_a_tree_runs_fused_without_waits(gpu, architecture):
-    model = rewards(architecture)
-    hidden = hidden_states(model, batch_of(model))
-    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
-    assert gpu.waits == []
-
-
-@pytest.mark.parametrize("architecture", DECODERS)
-def test_a_padded_batch_runs_without_waits(gpu, architecture):
-    model = rewards(architecture)
-    hidden = hidden_states(model, batch_of(model, "padded"))
+    hidden = hidden_states(model, batch_of(model, layout), fuse=fuse)
     require(hidden, (5, model.config.hidden_size), torch.bfloat16)
     assert gpu.waits == []
 
@@ -149,21 +137,13 @@ def test_products_are_compared_on_the_gpu(gpu, layer):
 # --- readouts --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("architecture", FEW)
-def test_logits_of_tokens_are_float32_without_waits(gpu, architecture):
+def test_logits_of_tokens_are_float32_without_waits(gpu, architecture, replaced):
     model = policy(architecture)
     head = make_reward_model(TokenLogits((7, 9)), model)
-    gpu.clear()
-    with torch.inference_mode():
-        require(head.values(batch_of(model)), (5, 2), torch.float32)
-    assert gpu.waits == []
-
-
-@pytest.mark.parametrize("architecture", FEW)
-def test_logits_of_a_replaced_layer_are_float32_without_waits(gpu, architecture):
-    model = policy(architecture)
-    head = make_reward_model(TokenLogits((7, 9)), model)
-    model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: output + 1)
+    if replaced:  # the layer of logits computes something of its own
+        model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: output + 1)
     gpu.clear()
     with torch.inference_mode():
         require(head.values(batch_of(model)), (5, 2), torch.float32)
@@ -216,23 +196,15 @@ def test_the_whole_trial_runs_on_the_gpu(gpu):
     assert info.tried_length == 3 * 128 + 17
 
 
-@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("architecture", [*DECODERS, *ENCODERS])
 def test_the_executor_waits_once_for_the_values_of_all_batches(gpu, monkeypatch, architecture):
+    layout, readout = ("padded", ClassifierLogits()) if architecture in ENCODERS else ("tree", HEAD)
     model = rewards(architecture, num_labels=3)
-    executor = loaded(monkeypatch, model)
+    executor = loaded(monkeypatch, model, layout, readout)
     gpu.clear()
-    results = executor.run([batch_of(model)] * 2)
-    assert [result.error for result in results] == [None, None]
-    assert [(result.values.shape, result.values.dtype) for result in results] == [((5, 3), np.float32)] * 2
-    assert gpu.waits == ["run: _to_copy.default from cuda to cpu"]
-
-
-@pytest.mark.parametrize("architecture", ENCODERS)
-def test_the_executor_waits_once_for_a_classifier(gpu, monkeypatch, architecture):
-    model = rewards(architecture)
-    executor = loaded(monkeypatch, model, "padded", ClassifierLogits())
-    gpu.clear()
-    assert [result.error for result in executor.run([batch_of(model, "padded")] * 3)] == [None] * 3
+    results = executor.run([batch_of(model, layout)] * 3)
+    assert [result.error for result in results] == [None] * 3
+    assert [(result.values.shape, result.values.dtype) for result in results] == [((5, 3), np.float32)] * 3
     assert gpu.waits == ["run: _to_copy.default from cuda to cpu"]
 
 

@@ -1,5 +1,6 @@
 """Weights of a scorer: changed by training and `update_weights`, and kept across sleep, pickling and close."""
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -218,20 +219,26 @@ WRONG = {
 }
 
 
+@contextlib.contextmanager
+def refused_without_a_change(scorer, conversations, match=None):
+    (model,) = scorer.executor.models
+    before, rewards, provenance = bits(model), scorer.score(conversations).rewards, scorer.provenance
+    with pytest.raises(ConfigError, match=match):
+        yield
+    assert_same_bits(bits(model), before)
+    scorer.clear_cache()
+    assert scorer.score(conversations).rewards.tolist() == rewards.tolist()
+    assert scorer.provenance == provenance
+
+
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folders, real_conversations):
-    old, _ = two_folders("qwen3")
-    scorer = gym_rm.load_scorer(old, **options)
-    (model,) = scorer.executor.models
-    before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **options)
     weights = model_of("qwen3", 1).state_dict()
     WRONG[wrong](weights)
-    with pytest.raises(ConfigError, match="do not fit"):
+    with refused_without_a_change(scorer, real_conversations, "do not fit"):
         scorer.update_weights(weights)
-    assert_same_bits(bits(model), before)
-    assert scorer.score(real_conversations).rewards.tolist() == rewards.tolist()
-    assert scorer.provenance == provenance
 
 
 @pytest.mark.parametrize(
@@ -239,8 +246,6 @@ def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folde
 )
 def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path, saved_model, real_conversations):
     scorer = gym_rm.load_scorer(two_folders("qwen3")[0])
-    (model,) = scorer.executor.models
-    before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
     folder = {
         "one layer less": saved_model("qwen3", num_hidden_layers=1),
         "another configuration": saved_model("qwen3", rms_norm_eps=1e-3),
@@ -248,12 +253,8 @@ def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path
         "no checkpoint": tmp_path,
         "no folder": tmp_path / "nowhere",
     }[other]
-    with pytest.raises(ConfigError):
+    with refused_without_a_change(scorer, real_conversations):
         scorer.update_weights(folder)
-    assert_same_bits(bits(model), before)
-    scorer.clear_cache()
-    assert scorer.score(real_conversations).rewards.tolist() == rewards.tolist()
-    assert scorer.provenance == provenance
 
 
 def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, real_conversations):

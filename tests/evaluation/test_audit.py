@@ -13,9 +13,7 @@ from gym_rm.evaluation.audit_lines import ReplyScores, judge
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.types import Prompt, Provenance
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+from tests.cli.command import DATA, needs_data
 
 
 def reply(conversation):

@@ -14,6 +14,7 @@ from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS
 from gym_rm.reports.evaluation.audit_tables import summary
 from gym_rm.types import Prompt
 from tests import tiny_models
+from tests.evaluation.test_audit import line
 from tests.scorers.judge.test_groups import Lister
 from tests.scorers.judge.test_scorer import Judge, by_length
 
@@ -39,10 +40,6 @@ def audit(answer, rows, *, max_calls=None, **options):
     model = answer if hasattr(answer, "reply") else Judge(answer)
     judge = gym_rm.load_scorer({"kind": "judge", "model": model, **options})
     return run_audit(judge, rows, max_calls=max_calls), model
-
-
-def line(found, name):
-    return next(each for each in found.lines if each.name == name)
 
 
 def by_digest(replies, mark, _):

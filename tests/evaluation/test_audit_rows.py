@@ -1,20 +1,12 @@
-import gzip
 import json
-from pathlib import Path
 
 import pytest
+from conftest import rows as raw
 
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_rows import AuditRow, load_audit_rows, other_replies
 from gym_rm.types import Prompt
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
-
-
-def raw(name):
-    with gzip.open(DATA / f"{name}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]
+from tests.cli.command import DATA, needs_data
 
 
 def row(good, bad=(), answer=None):

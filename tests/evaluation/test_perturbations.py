@@ -1,15 +1,11 @@
-import gzip
-import json
-from pathlib import Path
-
 import pytest
+from conftest import rows
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm.evaluation.perturbations import MARKUPS, PERTURBATIONS, WORDINGS, ReplyToChange, markup_of, sentences
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 CHANGES = (*PERTURBATIONS, *WORDINGS)
 BY_NAME = {each.name: each for each in CHANGES}
 
@@ -75,10 +71,8 @@ def test_every_text_can_be_changed(text):
         assert all(isinstance(after, str) for after in each.apply(reply))
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
 def test_sentences_lose_no_word_of_real_replies():
-    with gzip.open(DATA / "rewardbench_slice.jsonl.gz", "rt") as file:
-        replies = [json.loads(line)["chosen"] for line in file]
+    replies = [row["chosen"] for row in rows("rewardbench_slice")]
     texts = [reply if isinstance(reply, str) else reply[-1]["content"] for reply in replies]
     for text in texts:
         assert " ".join(sentences(text)).split() == text.split()

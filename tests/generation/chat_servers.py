@@ -7,6 +7,11 @@ import re
 FORM = re.compile(r"(Score|Verdict) ([A-Z]{6}): ")
 
 
+def user(text):
+    """Return a conversation of one message."""
+    return [{"role": "user", "content": text}]
+
+
 def grade(score):
     """Return a function that answers a judge's question with a score, or a choice, and the mark of the question."""
 

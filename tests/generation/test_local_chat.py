@@ -6,14 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import chain_models
 import pytest
 import tiny_models
+from generation.chat_servers import user
 
 from gym_rm import ConfigError
 from gym_rm.generation.chat import ChatModel, load_chat_model
 from gym_rm.generation.local_chat import LocalChatModel
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
+from generation.chat_servers import user
 from generation.model_server import ModelApp
 from reward_servers import serve
 
@@ -19,10 +20,6 @@ from gym_rm.generation.local_chat import LocalChatModel
 from gym_rm.generation.remote_chat import RemoteChatModel
 
 QUESTIONS = [f"Which is the largest, {a}, {a + 9} or {a + 4}?" for a in range(20, 50, 5)]
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,13 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 
+from generation.chat_servers import user
+
 from gym_rm import ConfigError
 from gym_rm.generation.chat import load_chat_model
 from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel, _read_reply
 
 BUSY = (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.1"})
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 @pytest.fixture

@@ -10,28 +10,17 @@ import pytest
 import gym_rm
 from gym_rm import ConfigError, Prompt, ScoringError, WeightedScorer
 from gym_rm.testing import check_scorer
+from tests.scorers.test_combined import length, right, said
 
 QUESTION = {"role": "user", "content": "say"}
-
-
-def said(text):
-    return [QUESTION, {"role": "assistant", "content": text}]
 
 
 def row(task, answer=None):
     return Prompt((QUESTION,), f"{task} {answer}", answer=answer, metadata={} if task is None else {"task": task})
 
 
-def length(conversations):
-    return [float(len(each[-1]["content"])) for each in conversations]
-
-
 def polite(conversations):
     return [float("please" in each[-1]["content"]) for each in conversations]
-
-
-def right(conversations, prompts):
-    return [float(each[-1]["content"] == prompt.answer) for each, prompt in zip(conversations, prompts, strict=True)]
 
 
 class Seen:

@@ -88,6 +88,13 @@ def served_rewards(folder: Path, rows: list[Any], **options: Any) -> np.ndarray[
     return scorer.score([each for row in load_comparisons(rows).comparisons for each in row.conversations]).rewards
 
 
+def assert_served(trainer: Trainer, finished: Finished, rows: list[Any], *, rtol: float = 1e-4) -> None:
+    """Require of the saved folder the rewards of the trainer; without `rtol`, near them on the scale of the largest."""
+    trained = trained_rewards(trainer, trainer.training.examples)
+    atol = 2e-5 * (1 if rtol else abs(trained).max())
+    np.testing.assert_allclose(trained, served_rewards(finished.model, rows), rtol=rtol, atol=atol)
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of a run catches it."""
 

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from gym_rm.cli.main import app
+from tests.cli.command import runner
 from tests.training.runs import curve, pairs, write_rows
 
 # The rank of a process cannot be broken from outside, so the losses are compared with those of one process.
@@ -22,8 +21,7 @@ def run(folder, model, processes, *options):
     arguments = [f"data.train={data}", f"model.path={model}", f"output={folder / 'run'}", "data.validation_share=0.3"]
     command = ["train", *arguments, *OPTIONS, *options]
     if processes == 1:  # here, because a process takes seconds to start
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
+        runner()(*command)
         return folder / "run"
     world = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(

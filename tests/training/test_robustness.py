@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tiny_models
 from safetensors import SafetensorError
@@ -13,20 +12,7 @@ from safetensors import SafetensorError
 from gym_rm.errors import ConfigError
 from gym_rm.training import checkpoints
 from gym_rm.training.trainer import Trainer
-from tests.training.runs import curve, losses, pairs, served_rewards, settings_of, train, trained_rewards
-
-
-def test_a_new_head_replaces_one_with_fewer_outputs(saved_model, tmp_path):
-    names = ["helpfulness", "verbosity"]
-    rows = [
-        {"prompt": f"Say {n}.", "response": "yes " * (n % 5 + 1), "helpfulness": n % 5, "verbosity": n % 3}
-        for n in range(8)
-    ]
-    options = ("model.new_head=true", f"model.outputs={json.dumps(names)}")
-    trainer, finished = train(tmp_path, saved_model("qwen3"), rows, *options)
-    assert trainer.start.model.config.num_labels == 2
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, rows), rtol=1e-4, atol=2e-5)
+from tests.training.runs import assert_served, curve, losses, pairs, settings_of, train
 
 
 def test_a_new_head_forgets_the_weights_of_the_outputs_before(saved_model, tmp_path):
@@ -35,8 +21,7 @@ def test_a_new_head_forgets_the_weights_of_the_outputs_before(saved_model, tmp_p
     (tmp_path / "next").mkdir()
     three = ("model.new_head=true", "model.outputs=3", "loss.objective=preferences", "max_steps=1")
     trainer, last = train(tmp_path / "next", finished.model, None, *three)
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(last.model, pairs()), rtol=1e-4, atol=2e-5)
+    assert_served(trainer, last, pairs())
 
 
 def test_one_objective_is_learned_by_its_name(saved_model, tmp_path):

@@ -16,7 +16,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.training import trainer as trainer_module
 from gym_rm.training.trainer import Trainer
 from tests import checkpoints
-from tests.training.runs import curve, losses, pairs, served_rewards, settings_of, train, trained_rewards
+from tests.training.runs import assert_served, curve, losses, pairs, served_rewards, settings_of, train
 
 # The layout that training chooses for each architecture.
 LAYOUTS = {
@@ -47,8 +47,7 @@ def test_the_loss_falls_and_the_folder_is_served_with_the_rewards_of_the_trainer
     assert trainer.layout.fuse == (architecture in ("llama", "qwen2", "mistral"))
     first, *_, last = losses(finished.folder)
     assert last < first
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=0, atol=2e-5 * abs(trained).max())
+    assert_served(trainer, finished, pairs(), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,7 @@ def test_conversations_beyond_the_original_context_run_one_by_one(saved_model, t
     rows = [*pairs(4), {"prompt": "Count.", "chosen": "1 2 3 " * 10, "rejected": "I cannot count."}]
     trainer, finished = train(tmp_path, model, rows)
     assert {max(each.num_tokens) > 48 for each in trainer.training.examples} == {False, True}
-    trained = trained_rewards(trainer, trainer.training.examples)
-    served = served_rewards(finished.model, rows)
-    np.testing.assert_allclose(trained, served, rtol=0, atol=2e-5 * abs(trained).max())
+    assert_served(trainer, finished, rows, rtol=0)
 
 
 def test_transformers_alone_reads_the_folder(saved_model, tmp_path):
@@ -99,16 +96,16 @@ def test_transformers_alone_reads_the_folder(saved_model, tmp_path):
     np.testing.assert_allclose(plain, served_rewards(finished.model, rows), rtol=1e-4, atol=2e-5)
 
 
-def test_adapters_are_saved_with_the_head(saved_model, tmp_path):
+@pytest.mark.parametrize(("architecture", "head"), [("qwen3", "score"), ("bert", "classifier")])
+def test_adapters_are_saved_with_the_head(architecture, head, saved_model, tmp_path):
     pytest.importorskip("peft")
-    trainer, finished = train(tmp_path, saved_model("qwen3"), None, "model.lora={rank: 4}")
+    trainer, finished = train(tmp_path, saved_model(architecture), None, "model.lora={rank: 4}")
     assert not trainer.layout.fuse  # the fused forward has no adapters
     saved = load_file(finished.model / "adapter_model.safetensors")
-    assert any("score" in name for name in saved)
+    assert any(head in name for name in saved)
     assert any("lora_A" in name for name in saved)
     assert not any("embed" in name for name in saved)
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=1e-4, atol=2e-5)
+    assert_served(trainer, finished, pairs())
 
 
 def test_adapters_with_gradient_checkpointing_give_the_same_losses(saved_model, tmp_path):
@@ -120,30 +117,24 @@ def test_adapters_with_gradient_checkpointing_give_the_same_losses(saved_model, 
     assert losses(other.folder) == pytest.approx(losses(plain.folder), rel=1e-5)
 
 
-def test_adapters_of_an_encoder_are_saved_with_its_head(saved_model, tmp_path):
-    pytest.importorskip("peft")
-    trainer, finished = train(tmp_path, saved_model("bert"), None, "model.lora={rank: 4}")
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=1e-4, atol=2e-5)
-
-
-def test_a_chat_model_gets_a_new_head_with_named_outputs(tmp_path):
-    policy = tiny_models.save_policy(tmp_path / "policy", "qwen3", initializer_range=0.3)
+@pytest.mark.parametrize("base", ["a chat model", "a reward model with one output"])
+def test_a_new_head_has_named_outputs(base, saved_model, tmp_path):
+    chat = tiny_models.save_policy(tmp_path / "policy", "qwen3", initializer_range=0.3)
     names = ["helpfulness", "verbosity"]
     rows = [
         {"prompt": f"Say {n}.", "response": "yes " * (n % 5 + 1), "helpfulness": n % 5, "verbosity": n % 3}
         for n in range(12)
     ]
     options = ("model.new_head=true", f"model.outputs={json.dumps(names)}", "epochs=3")
-    trainer, finished = train(tmp_path, policy, rows, *options)
+    trainer, finished = train(tmp_path, chat if base == "a chat model" else saved_model("qwen3"), rows, *options)
+    assert trainer.start.model.config.num_labels == 2
     assert trainer.objective.settings.objective == "ratings"
     assert losses(finished.folder)[-1] < losses(finished.folder)[0]
     assert {f"mse_{name}" for name in names} <= curve(finished.folder / "metrics.csv")[0].keys()
     scorer = gym_rm.load_scorer(str(finished.model))
     scores = scorer.score([[{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "yes yes "}]])
     assert list(scores.components) == names
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, rows), rtol=1e-4, atol=2e-5)
+    assert_served(trainer, finished, rows)
 
 
 def test_the_new_head_depends_on_the_seed_alone(tmp_path):
@@ -322,8 +313,7 @@ def test_a_family_that_transformers_lacks_keeps_its_name(tmp_path):
     model = checkpoints.save_with_heads(tmp_path / "model", heads, **options)
     trainer, finished = train(tmp_path, model)
     assert losses(finished.folder)[-1] < losses(finished.folder)[0]
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=1e-4, atol=2e-5)
+    assert_served(trainer, finished, pairs())
 
 
 @pytest.mark.parametrize(("architecture", "unused"), [("xlnet", True), ("qwen3", False), ("bert", False)])

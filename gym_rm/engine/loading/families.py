@@ -68,11 +68,6 @@ FAMILIES = (
 )
 
 
-def architecture_of(config: PreTrainedConfig) -> str:
-    """Return the class name in a checkpoint's configuration; empty if there is none."""
-    return str((config.architectures or [""])[0])
-
-
 def choose_family(
     config: PreTrainedConfig, tensors: Iterable[str], name: str, *, kind: str = "auto", head: str | None = None
 ) -> Family:
@@ -89,7 +84,7 @@ def choose_family(
     """
     tensors = list(tensors)
     firsts = {tensor.partition(".")[0] for tensor in tensors}
-    architecture = architecture_of(config)
+    architecture = str((config.architectures or [""])[0])
     if head is not None:
         if head not in firsts:
             raise ConfigError(
@@ -107,15 +102,12 @@ def choose_family(
         return known
     if kind in ("generative", "implicit"):
         return Family(kind, kind, "causal")
-    if kind == "decoder" and architecture.endswith("ForCausalLM"):
-        return Family("causal language model", kind, "causal")  # with token_id=
+    if kind in ("decoder", "process") and architecture.endswith("ForCausalLM"):
+        return Family("causal language model", kind, "causal")  # a decoder with token_id=
     if architecture.endswith("ForSequenceClassification") and hasattr(transformers, architecture):
         return Family("classifier", kind)
-    if kind == "process":
-        if architecture.endswith("ForTokenClassification"):
-            return Family("token classifier", kind, "heads", heads=("score",))
-        if architecture.endswith("ForCausalLM"):
-            return Family("causal language model", kind, "causal")
+    if kind == "process" and architecture.endswith("ForTokenClassification"):
+        return Family("token classifier", kind, "heads", heads=("score",))
     if kind == "auto" and architecture.endswith("ForCausalLM"):
         heads = [first for first in beside_backbone(tensors) if first not in OUTPUT_LAYERS]
         found = (

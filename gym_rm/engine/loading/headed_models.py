@@ -7,7 +7,6 @@ the checkpoint runs.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +55,9 @@ def outputs_of_heads(shapes: Shapes) -> dict[str, int]:
     for name, inner in _by_first_name(shapes).items():
         linear = [key for key, shape in inner.items() if len(shape) == 2 and f".{key}".endswith(".weight")]
         if linear:
-            outputs[name] = inner[max(linear, key=_natural)][0]
+            # Layer 10 comes after layer 2.
+            last = max(linear, key=lambda key: [(int(x), "") if x.isdigit() else (-1, x) for x in key.split(".")])
+            outputs[name] = inner[last][0]
     return outputs
 
 
@@ -68,11 +69,6 @@ def outputs_of_modules(model: PreTrainedModel) -> dict[str, int]:
         if name != model.base_model_prefix and linear:
             outputs[name] = int(linear[-1].out_features)
     return outputs
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key by which layer 10 comes after layer 2."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"[.]", name)]
 
 
 def _by_first_name(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -126,7 +126,9 @@ def agreeing_forwards(candidate: Candidate, run: Run) -> Iterator[Forward]:
             return False
         return _agree(candidate, forward, got, expected)
 
-    if candidate.can_take_trees and _could_take_trees(candidate.config):
+    config = candidate.config.get_text_config()
+    known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
+    if candidate.can_take_trees and known_layers and getattr(config, "attention_chunk_size", None) is None:
         for fuse in (True, False) if candidate.can_fuse else (False,):
             forward = Forward("tree", fuse=fuse)
             if agrees(forward, expected) and _keeps_to_branches(candidate, run, forward, expected[1]):
@@ -386,12 +388,6 @@ def invariance_sequences(config: Any, length: int, tokens: int) -> tuple[TokenSe
     sequences = [each[:length] for each in (ids, *siblings, *unrelated)]
     watched = TokenSequence(sequences[0], np.arange(1, len(sequences[0])))  # a log-probability needs a token before
     return watched, [TokenSequence(each, np.array([len(each) - 1])) for each in sequences[1:]]
-
-
-def _could_take_trees(config: Any) -> bool:
-    config = config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    return layer_types <= SUPPORTED_LAYER_TYPES and getattr(config, "attention_chunk_size", None) is None
 
 
 def _random_ids(config: Any, shape: tuple[int, int]) -> NDArray[np.int32]:

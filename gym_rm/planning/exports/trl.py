@@ -13,10 +13,6 @@ from gym_rm.planning.plan import ComponentPlan
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
 
 
-def _line(name: str, value: Any) -> str:
-    return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"
-
-
 def _check(parts: Parts) -> None:
     if parts.critic is not None:
         parts.refuse("GRPO has no critic.")
@@ -139,7 +135,7 @@ TRL = Library(
         Row("num_iterations", "plan", "epochs"),
         Row("max_completion_length", "plan", lambda parts, _: parts.plan.reply_tokens),
     ),
-    _line,
+    lambda name, value: f"--{name} {str(value).lower() if isinstance(value, bool) else value}",
     _check,
     _commands,
 )

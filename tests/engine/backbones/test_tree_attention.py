@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm.engine.backbones import tree_attention as tree_attention_module
-from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     NAME,
     TreeAttention,
@@ -18,8 +17,6 @@ from gym_rm.engine.backbones.tree_attention import (
     tree_attention,
     tree_mask,
 )
-from gym_rm.engine.kinds.readouts import ModuleHead
-from gym_rm.engine.token_tree import plan_padded, plan_trees
 from tests.engine.backbones.trees import dense_attention, random_tree, sequence, states, tree_of
 from tests.engine.threads import threads
 
@@ -87,25 +84,6 @@ def test_gradients_equal_those_of_dense_attention(window):
     gradients = torch.autograd.grad((output * weights).sum(), inputs)
     for got, gradient in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, gradient, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt_neox", "mistral"])
-def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
-    """In training, the gradient of a shared prompt is the sum over all its replies."""
-    model = HeadedDecoder(tiny_models.reward_model(architecture).double(), ModuleHead("score"), None)
-    sequences = random_tree(3, sequences=6, node=20, vocabulary=300)
-    weights = torch.linspace(-1, 1, sum(len(each.read_positions) for each in sequences))
-
-    def gradients(plan):
-        model.models[0].zero_grad()
-        values = torch.cat([model.values(batch) for batch in plan.batches])[plan.value_index]
-        (values[:, 0] * weights).sum().backward()
-        return {name: parameter.grad.clone() for name, parameter in model.models[0].named_parameters()}
-
-    through_tree = gradients(plan_trees(sequences, max_num_batched_tokens=10_000))
-    plain = gradients(plan_padded(sequences, max_num_batched_tokens=10_000, alone=True, exact=True))
-    for name, gradient in plain.items():
-        torch.testing.assert_close(through_tree[name], gradient, atol=1e-5 * max(1, gradient.abs().max()), rtol=0)
 
 
 # --- the functions registered with transformers

@@ -20,20 +20,25 @@ from tests.engine.executors import ranks
 from tests.engine.executors.batches import gone, sequences, spec_of, tree_with, trees
 
 
-@pytest.fixture(scope="module")
-def replica(saved_model):
-    """A started replica of one rank whose executor fails on demand; tests may kill it, the next one gets another."""
+def replicas_of(spec):
+    """A started replica whose executor fails on demand; tests may kill it, the next one gets another."""
     made = []
 
     def get():
         if not made or not made[-1].alive():
             made.append(ProcessReplica(threads=1, make=ranks.failing))
-            made[-1].start(spec_of(saved_model("qwen3")))
+            made[-1].start(spec)
         return made[-1]
 
     yield get
     for each in made:
         each.kill()
+
+
+@pytest.fixture(scope="module")
+def replica(saved_model):
+    """A replica of one rank."""
+    yield from replicas_of(spec_of(saved_model("qwen3")))
 
 
 def test_a_rank_returns_the_values_of_one_process_bit_for_bit(replica, saved_model):
@@ -134,17 +139,7 @@ def test_what_a_rank_refuses_at_load_is_a_config_error(saved_model):
 
 @pytest.fixture(scope="module")
 def group(saved_model):
-    made = []
-
-    def get():
-        if not made or not made[-1].alive():
-            made.append(ProcessReplica(threads=1, make=ranks.failing))
-            made[-1].start(spec_of(saved_model("qwen3"), tensor_parallel_size=2))
-        return made[-1]
-
-    yield get
-    for each in made:
-        each.kill()
+    yield from replicas_of(spec_of(saved_model("qwen3"), tensor_parallel_size=2))
 
 
 @pytest.mark.slow

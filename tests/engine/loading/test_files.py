@@ -86,12 +86,6 @@ def test_a_malformed_index_is_an_error(folder, index, match):
     assert_refused(folder, match)
 
 
-def test_other_weight_files_that_transformers_would_prefer_are_refused(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
-    assert_refused(folder, r"names its weights file in config.json \('adapter_model.bin'\)")
-
-
 # --- the weights -------------------------------------------------------------------------------------------------
 
 
@@ -120,10 +114,18 @@ def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
     assert_refused(folder, r"config.json' must be a mapping|cannot read a configuration")
 
 
-def test_a_config_with_a_field_of_the_wrong_type_is_an_error(folder):
+@pytest.mark.parametrize(
+    ("field", "match"),
+    [
+        ({"rope_parameters": "fast"}, r"must be a|cannot load"),
+        # transformers would prefer it to the safetensors
+        ({"transformers_weights": "adapter.bin"}, r"names its weights file in config.json \('adapter.bin'\)"),
+    ],
+)
+def test_a_config_with_a_wrong_field_is_an_error(folder, field, match):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": "fast"}))
-    assert_refused(folder, r"must be a|cannot load")
+    (folder / "config.json").write_text(json.dumps({**config, **field}))
+    assert_refused(folder, match)
 
 
 def test_a_folder_without_a_config_is_an_error(folder):

@@ -43,6 +43,12 @@ def save_adapter(
     return tmp_path / "adapter", model.eval()
 
 
+@pytest.fixture
+def adapter(tmp_path):
+    """An adapter with its head over the language model in the folder `base`."""
+    return save_adapter(tmp_path, tiny_models.save_policy(tmp_path / "base", initializer_range=0.3), num_labels=1)[0]
+
+
 def plain_rewards(model, base):
     with torch.inference_mode():
         return [float(model(input_ids=torch.tensor([token_ids(base, m)])).logits[0, 0]) for m in PLAIN]
@@ -77,11 +83,9 @@ def test_a_head_that_was_never_saved_is_an_error(tmp_path):
 
 
 @needs_peft
-def test_another_base_can_be_passed_if_the_base_has_moved(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+def test_another_base_can_be_passed_if_the_base_has_moved(tmp_path, adapter):
     before = gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards
-    shutil.move(base, tmp_path / "moved")
+    shutil.move(tmp_path / "base", tmp_path / "moved")
     with pytest.raises(ConfigError, match=r"base='.*base' does not exist and is not a hub id"):
         gym_rm.load_scorer(str(adapter))
     after = gym_rm.load_scorer(str(adapter), base=tmp_path / "moved").score(PLAIN).rewards
@@ -102,18 +106,14 @@ def test_a_base_without_an_adapter_is_refused(tmp_path):
 
 
 @needs_peft
-def test_an_adapter_of_a_deeper_model_is_refused(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+def test_an_adapter_of_a_deeper_model_is_refused(tmp_path, adapter):
     shallow = tiny_models.save_policy(tmp_path / "shallow", num_hidden_layers=1, layer_types=["full_attention"])
     with pytest.raises(ConfigError, match=r"does not fit its base '.*shallow': .*unknown \['model\.layers\.1\."):
         gym_rm.load_scorer(str(adapter), base=shallow)
 
 
 @needs_peft
-def test_an_adapter_without_some_of_its_tensors_is_refused(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+def test_an_adapter_without_some_of_its_tensors_is_refused(adapter):
     tensors = load_file(adapter / "adapter_model.safetensors")
     del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
     save_file(tensors, adapter / "adapter_model.safetensors")
@@ -122,10 +122,8 @@ def test_an_adapter_without_some_of_its_tensors_is_refused(tmp_path):
 
 
 @needs_peft
-def test_the_base_of_an_adapter_cannot_be_another_adapter(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
-    shutil.copytree(base, tmp_path / "second")
+def test_the_base_of_an_adapter_cannot_be_another_adapter(tmp_path, adapter):
+    shutil.copytree(tmp_path / "base", tmp_path / "second")
     shutil.copy(adapter / "adapter_config.json", tmp_path / "second")
     with pytest.raises(ConfigError, match="is itself an adapter; merge it"):
         gym_rm.load_scorer(str(adapter), base=tmp_path / "second")

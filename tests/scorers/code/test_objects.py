@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import assistant, user
 
-from gym_rm.scorer import try_score
 from gym_rm.scorers.code.scorer import CodeScorer
-from gym_rm.types import Prompt
+from tests.scorers.code.test_scorer import grade
 
 TESTS = """
 {imports}
@@ -92,11 +90,6 @@ SOLUTIONS = {
 def scorer():
     with CodeScorer(allow_unsafe=True, reward="fraction", timeout=5.0) as opened:
         yield opened
-
-
-def grade(scorer, code, **metadata):
-    prompt = Prompt((user("?"),), "p", metadata=metadata)
-    return try_score(scorer, [[*prompt.messages, assistant(f"```python\n{code}\n```")]], [prompt])[0]
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)

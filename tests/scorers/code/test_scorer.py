@@ -56,6 +56,31 @@ def grade(scorer, code, prompt=None, **metadata):
     return try_score(scorer, [[*prompt.messages, assistant(f"```python\n{code}\n```")]], [prompt])[0]
 
 
+def send(number, before):
+    """Send a signal to the processes that were started since."""
+    for pid in descendants() - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def killing(before):
+    """Kill the processes that were started since, and those that take their place."""
+    stop = threading.Event()
+
+    def kill():
+        while not stop.wait(0.3):
+            send(signal.SIGKILL, before)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
+
+
 def verdict(scorer, code, prompt=None, **metadata):
     score = grade(scorer, code, prompt, **metadata)
     return score.error or score.infos["verdict"]
@@ -328,7 +353,7 @@ def test_a_row_whose_process_is_killed_is_run_again():
     with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer:
         grade(scorer, "def double(x): return 2 * x")
         code = "import time\ntime.sleep(1.5)\ndef double(x): return 2 * x"
-        killer = threading.Timer(0.7, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants() - before])
+        killer = threading.Timer(0.7, send, [signal.SIGKILL, before])
         killer.start()
         score = grade(scorer, code)
         killer.join()
@@ -342,13 +367,9 @@ def test_a_machine_that_stops_costs_no_time_and_sleep_does():
     with CodeScorer(allow_unsafe=True, timeout=1.0, num_workers=1) as scorer:
         code = "for _ in range(4 * 10**6): pass\ndef double(x): return 2 * x"
 
-        def stop(number):
-            for pid in descendants() - before:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-
         grade(scorer, code)
-        timers = [threading.Timer(0.03, stop, [signal.SIGSTOP]), threading.Timer(2.5, stop, [signal.SIGCONT])]
+        times = ((0.03, signal.SIGSTOP), (2.5, signal.SIGCONT))
+        timers = [threading.Timer(seconds, send, [number, before]) for seconds, number in times]
         for timer in timers:
             timer.start()
         started = time.monotonic()
@@ -390,20 +411,9 @@ def test_rewards_do_not_depend_on_other_replies_of_the_call(fast):
 
 
 def test_a_row_whose_process_is_killed_twice_is_named():
-    before, stop = descendants(), threading.Event()
-
-    def kill():
-        while not stop.wait(0.3):
-            for pid in descendants() - before:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer:
-        thread = threading.Thread(target=kill)
-        thread.start()
+    before = descendants()
+    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer, killing(before):
         score = grade(scorer, "import time\ntime.sleep(3)\ndef double(x): return 2 * x")
-        stop.set()
-        thread.join()
     assert "from outside" in score.error
 
 

@@ -18,6 +18,7 @@ from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
 from gym_rm.scorers.judge.comparisons import aligned, pairs_of, parts_of
 from gym_rm.scorers.judge.scorer import JudgeScorer
+from tests.scorers.judge.test_scorer import ask
 
 FENCE = re.compile(r"\[(\w{6}) reply (\d+)\]\n(.*?)\n\[\1 end\]", re.DOTALL)
 
@@ -53,10 +54,6 @@ class Lister(GenRM):
         return ChatReply(f"Scores {mark}: {json.dumps(scores)}", finished=True)
 
 
-def group(*replies, question="2 + 2?"):
-    return [[user(question), assistant(reply)] for reply in replies]
-
-
 def judge(model, **options):
     return JudgeScorer(model, **({"style": "genrm"} | options))
 
@@ -72,25 +69,24 @@ def judge(model, **options):
 def test_each_way_to_compare_asks_for_its_pairs(how, pairs, reward):
     model = GenRM()
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": "r"})] * 3
-    scores = judge(model, comparisons=how, against="group").score(group("a", "b", "c"), prompts)
+    scores = judge(model, comparisons=how, against="group").score(ask("a", "b", "c"), prompts)
     assert sorted(map("".join, model.pairs)) == sorted(pairs)
     assert scores.rewards.tolist() == [reward] * 3
 
 
 def test_an_anchor_is_compared_with_each_other_reply_in_any_order_of_the_rows():
     model = GenRM()
-    rewards = judge(model, comparisons="anchor").score(group("a", "bb", "ccc")).rewards
+    rewards = judge(model, comparisons="anchor").score(ask("a", "bb", "ccc")).rewards
     assert len(model.pairs) == 2
     assert len(set.intersection(*map(set, model.pairs))) == 1
     assert (
-        judge(model, comparisons="anchor").score(group("ccc", "a", "bb")).rewards.tolist()
-        == rewards[[2, 0, 1]].tolist()
+        judge(model, comparisons="anchor").score(ask("ccc", "a", "bb")).rewards.tolist() == rewards[[2, 0, 1]].tolist()
     )
 
 
 def test_both_orders_double_the_questions_and_scores_are_averaged():
     model = GenRM(lambda a, b: {"score_1": 4, "score_2": 2})  # always for the first place
-    scores = judge(model, comparisons="circular", both_orders=True).score(group("a", "b", "c"))
+    scores = judge(model, comparisons="circular", both_orders=True).score(ask("a", "b", "c"))
     assert len(model.pairs) == 6
     assert scores.rewards.tolist() == [3.0, 3.0, 3.0]
     assert scores.infos["position_consistent"].tolist() == [0.0, 0.0, 0.0]
@@ -99,7 +95,7 @@ def test_both_orders_double_the_questions_and_scores_are_averaged():
 
 def test_the_ranking_breaks_ties_as_in_nemo_gym():
     model = GenRM(lambda a, b: {"score_1": 3, "score_2": 3, "ranking": 1 if a == "good" else 6})
-    assert judge(model, comparisons="circular").score(group("good", "bad")).rewards.tolist() == [5.5, 0.5]
+    assert judge(model, comparisons="circular").score(ask("good", "bad")).rewards.tolist() == [5.5, 0.5]
 
 
 def test_a_failed_comparison_is_left_out_and_not_put_in_the_middle():
@@ -107,18 +103,18 @@ def test_a_failed_comparison_is_left_out_and_not_put_in_the_middle():
         return "I cannot say." if (a, b) == ("bb", "ccc") else {"score_1": len(a), "score_2": len(b)}
 
     model = GenRM(some)
-    scores = judge(model, comparisons="circular", max_retries=1).score(group("a", "bb", "ccc", "dddd"))
+    scores = judge(model, comparisons="circular", max_retries=1).score(ask("a", "bb", "ccc", "dddd"))
     assert scores.rewards.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert scores.infos["judge_unread"].tolist() == [0.0, 0.5, 0.5, 0.0]
     assert scores.infos["judge_answers"].sum() == 5
-    lost = try_score(judge(GenRM(lambda a, b: some("bb", "ccc")), comparisons="circular"), group("a", "bb"))
+    lost = try_score(judge(GenRM(lambda a, b: some("bb", "ccc")), comparisons="circular"), ask("a", "bb"))
     assert lost.failed_rows == (0, 1)
     assert "0 of 1 comparisons have a verdict" in lost.errors[0]
 
 
 def test_a_wrong_range_and_a_cut_answer_are_no_verdict():
     model = GenRM(lambda a, b: {"score_1": 9, "score_2": 2, "ranking": 1})
-    assert "not a number within 1 to 5" in try_score(judge(model), group("a", "b")).errors[0]
+    assert "not a number within 1 to 5" in try_score(judge(model), ask("a", "b")).errors[0]
 
 
 def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_left_out():
@@ -127,7 +123,7 @@ def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_lef
             said = {"score_1": 4, "score_2": 2}, {"score_1": 2, "score_2": 2}, "I cannot say."
             return [ChatReply(json.dumps(said[seed % 3]), finished=True) for seed in seeds]
 
-    scores = judge(Moody(), comparisons="circular", samples=12, max_retries=0).score(group("a", "b"))
+    scores = judge(Moody(), comparisons="circular", samples=12, max_retries=0).score(ask("a", "b"))
     assert 2 < scores.rewards[0] < 4
     assert scores.infos["disagreement"].max() > 0
     assert 0 < scores.infos["judge_unread"].sum() < 24
@@ -135,18 +131,18 @@ def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_lef
 
 def test_equal_replies_are_judged_once_and_alone_with_themselves():
     model = GenRM()
-    scores = judge(model, comparisons="circular").score(group("a", "bb", "a", "ccc", "bb"))
+    scores = judge(model, comparisons="circular").score(ask("a", "bb", "a", "ccc", "bb"))
     assert len(model.pairs) == 3
     assert scores.rewards.tolist() == [1.0, 2.0, 1.0, 3.0, 2.0]
     model = GenRM()
-    assert judge(model, comparisons="circular").score(group("a", "a", "a")).rewards.tolist() == [1.0] * 3
+    assert judge(model, comparisons="circular").score(ask("a", "a", "a")).rewards.tolist() == [1.0] * 3
     assert model.pairs == [("a", "a")]
 
 
 def test_two_groups_with_one_question_are_kept_apart_by_their_rows():
     model = GenRM()
     prompts = [Prompt((user("2 + 2?"),), name) for name in "ppqq"]
-    judge(model, comparisons="circular").score(group("a", "b", "c", "d"), prompts)
+    judge(model, comparisons="circular").score(ask("a", "b", "c", "d"), prompts)
     assert sorted(map("".join, model.pairs)) == ["ab", "ba", "cd", "dc"]
 
 
@@ -161,22 +157,22 @@ def test_replies_of_several_turns_are_compared_from_where_their_data_row_ends():
 def test_a_principle_of_a_row_comes_before_that_of_the_option():
     model = GenRM()
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"principle": "Be short."})] * 2
-    judge(model, principle="Be kind.").score(group("a", "b"), prompts)
-    judge(model, principle="Be kind.").score(group("c", "d"))
+    judge(model, principle="Be kind.").score(ask("a", "b"), prompts)
+    judge(model, principle="Be kind.").score(ask("c", "d"))
     principles = [each[1] for each in model.conversations]
     assert principles[0] == {"role": "principle", "content": "Be short."}
     assert principles[-1] == {"role": "principle", "content": "Be kind."}
 
 
 def test_the_tokens_and_answers_of_questions_are_shared_among_their_rows():
-    scores = judge(GenRM(), comparisons="circular").score(group("a", "b", "c"))
+    scores = judge(GenRM(), comparisons="circular").score(ask("a", "b", "c"))
     assert scores.infos["judge_questions"].tolist() == [1.0, 1.0, 1.0]
     assert scores.infos["judge_tokens"].sum() == 30.0
 
 
 def test_a_list_is_graded_in_one_question_in_an_order_of_its_own():
     model = Lister()
-    scores = JudgeScorer(model, mode="listwise").score(group("a", "bbb", "cc", "a"))
+    scores = JudgeScorer(model, mode="listwise").score(ask("a", "bbb", "cc", "a"))
     assert len(model.conversations) == 1
     assert scores.rewards.tolist() == [1.0, 3.0, 2.0, 1.0]
 
@@ -184,7 +180,7 @@ def test_a_list_is_graded_in_one_question_in_an_order_of_its_own():
 def test_a_long_group_is_graded_in_overlapping_parts_on_one_scale():
     model = Lister()
     replies = ["x" * length for length in (5, 1, 4, 2, 3, 7, 6, 9, 8)]
-    scores = JudgeScorer(model, mode="listwise", list_size=4, list_overlap=2).score(group(*replies))
+    scores = JudgeScorer(model, mode="listwise", list_size=4, list_overlap=2).score(ask(*replies))
     assert len(model.conversations) == 4
     lengths = np.array([len(reply) for reply in replies])
     assert (scores.rewards - lengths == scores.rewards[0] - lengths[0]).all()
@@ -192,7 +188,7 @@ def test_a_long_group_is_graded_in_overlapping_parts_on_one_scale():
 
 @pytest.mark.parametrize("estimator", ["grpo", "leave_one_out"])
 def test_relative_scores_fit_the_estimators(estimator):
-    conversations = group("a", "bb", "ccc") + group("bb", "a", question="3 + 3?")
+    conversations = ask("a", "bb", "ccc") + ask("bb", "a", question="3 + 3?")
     rewards = JudgeScorer(Lister(), mode="listwise").score(conversations).rewards
     advantages = estimate_advantages(rewards, np.array([0, 0, 0, 1, 1]), estimator=estimator, std_floor=1e-6)
     assert advantages[0] < advantages[1] < advantages[2]
@@ -215,7 +211,7 @@ def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
             mark = FENCE.findall(conversation[1]["content"])[0][0]
             return ChatReply(answer.format(mark=mark), finished=True)
 
-    scores = try_score(JudgeScorer(Wrong(), mode="listwise"), group("a", "b"))
+    scores = try_score(JudgeScorer(Wrong(), mode="listwise"), ask("a", "b"))
     assert scores.failed_rows == (0, 1)
     assert reason in scores.errors[0]
 
@@ -271,7 +267,7 @@ def test_trainers_without_ids_give_whole_groups():
 
 def test_groups_of_several_callers_are_never_merged():
     batching = MicroBatchingScorer(judge(GenRM(), comparisons="circular"), max_wait=0.3)
-    first, second = batching.submit(group("a", "bb")), batching.submit(group("ccc", "dddd"))
+    first, second = batching.submit(ask("a", "bb")), batching.submit(ask("ccc", "dddd"))
     assert first.result().rewards.tolist() == [1.0, 2.0]
     assert second.result().rewards.tolist() == [3.0, 4.0]
     batching.close()
@@ -303,19 +299,19 @@ def test_replies_that_are_tool_calls_are_shown():
 
 def test_a_reference_without_text_is_no_opponent():
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": text}) for text in (" ", "<think>4", None)]
-    scores = try_score(judge(GenRM(), against="reference"), group("a", "b", "c"), prompts)
+    scores = try_score(judge(GenRM(), against="reference"), ask("a", "b", "c"), prompts)
     assert scores.failed_rows == (0, 1, 2)
 
 
 def test_who_is_first_in_a_single_order_does_not_depend_on_the_rows():
     first = GenRM(lambda a, b: {"score_1": 4, "score_2": 2})  # always for the first place
     replies = [f"reply {number}" for number in range(20)]
-    pairs = [group("good", reply, question=str(k)) for k, reply in enumerate(replies)]
+    pairs = [ask("good", reply, question=str(k)) for k, reply in enumerate(replies)]
     scores = judge(first, both_orders=False).score([row for pair in pairs for row in pair])
     assert 0.2 < (scores.rewards[::2] > scores.rewards[1::2]).mean() < 0.8
 
 
 def test_the_only_answer_of_a_group_that_thinks_is_compared_with_itself():
     thinks = judge(GenRM(), comparisons="circular", unfinished=-1.0)
-    rewards = thinks.score(group("<think>a</think>four", "<think>a", "<think>b")).rewards
+    rewards = thinks.score(ask("<think>a</think>four", "<think>a", "<think>b")).rewards
     assert rewards.tolist() == [4.0, -1.0, -1.0]

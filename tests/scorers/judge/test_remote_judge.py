@@ -14,16 +14,13 @@ from generation.chat_servers import grade
 from gym_rm import ConfigError, GymRMError, load_scorer
 from gym_rm.scorer import try_score
 from gym_rm.testing import check_scorer
+from tests.scorers.judge.test_scorer import ask
 
 
 @pytest.fixture
 def app(chat_server):
     chat_server.__init__(grade(lambda messages: 1 + len(messages[1]["content"]) % 10))
     return chat_server
-
-
-def ask(*replies):
-    return [[user("2 + 2?"), assistant(reply)] for reply in replies]
 
 
 def judge(app, **options):

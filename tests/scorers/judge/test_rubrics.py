@@ -7,13 +7,14 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import assistant, user
+from conftest import user
 
 from gym_rm import ConfigError, Prompt, load_scorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorer import try_score
 from gym_rm.scorers.judge.rubrics import aggregate, read_rubric
 from gym_rm.scorers.judge.scorer import JudgeScorer
+from tests.scorers.judge.test_scorer import ask
 
 CRITERION = re.compile(r"^Criterion (\d+) \((.*)\): has (.*)$", re.MULTILINE)
 MARK = re.compile(r"Verdicts ([A-Z]{6}): ")
@@ -41,10 +42,6 @@ RUBRIC = [
     {"criterion": "has please", "weight": 1, "name": "polite"},
     {"criterion": "has damn", "weight": -2, "name": "rude"},
 ]
-
-
-def ask(*replies):
-    return [[user("2 + 2?"), assistant(reply)] for reply in replies]
 
 
 @pytest.mark.parametrize(("criteria", "questions"), [("each", 6), ("together", 2)])

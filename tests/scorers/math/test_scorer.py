@@ -3,8 +3,6 @@ import copy
 import gc
 import os
 import pickle
-import signal
-import threading
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from gym_rm.scorers.math.scorer import VERDICTS, MathScorer
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
 from gym_rm.types import Prompt
+from tests.scorers.code.test_scorer import killing
 
 
 def grade(scorer, *pairs, **metadata):
@@ -276,24 +275,11 @@ SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1,
 
 @pytest.mark.slow
 def test_a_row_whose_process_is_killed_twice_is_named():
-    before, stop = descendants(), threading.Event()
+    before = descendants()
     scorer = MathScorer(num_workers=1, timeout=30.0)
-
-    def kill():
-        while not stop.wait(0.3):
-            for pid in descendants() - before:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
     assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with contextlib.suppress(SandboxError):  # no interpreter lives long enough
-            assert "killed twice" in grade(scorer, SLOW).errors[0]
-    finally:
-        stop.set()
-        killer.join()
+    with killing(before), contextlib.suppress(SandboxError):  # no interpreter lives long enough
+        assert "killed twice" in grade(scorer, SLOW).errors[0]
     assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
     scorer.close()
 
