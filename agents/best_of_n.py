@@ -29,13 +29,13 @@ from transformers.utils import logging as transformers_logging
 import gym_rm
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, load_config
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.answers import is_right
 from gym_rm.evaluation.best_of_n import expected_best, kl_bound
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.grpo_settings import settings_help
-from gym_rm.policy.rollouts import render
 from gym_rm.policy.trained_policy import open_policy
 
 REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
@@ -90,9 +90,10 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
         temperature=settings.temperature,
     )
     indices = np.repeat(np.arange(len(prompts)), settings.n)
-    observations, _ = envs.reset(options={"prompt_indices": indices})
+    observations, infos = envs.reset(options={"prompt_indices": indices})
     seeds = np.random.SeedSequence(settings.seed).generate_state(len(indices), np.uint64) >> 1
-    replies = sampler.sample([render(start.tokenizer, each) for each in observations], seeds=seeds.tolist())
+    asked = PolicyRenderer(start.tokenizer).prompts(observations, infos.get("tools"))
+    replies = sampler.sample(asked, seeds=seeds.tolist())
     _, rewards, _, _, infos = envs.step([reply.text for reply in replies])
     envs.close()
     answers = [prompts[index].answer for index in indices]

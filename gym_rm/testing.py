@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from gym_rm.envs.spaces import UnicodeText
+from gym_rm.envs.spaces import ReplySpace
 from gym_rm.errors import ActionError, ConfigError
 from gym_rm.scorer import Scorer, check_signature
 from gym_rm.scores import Scores, ScoringError
@@ -151,8 +151,9 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
     """Check that a vector environment follows Gymnasium's contract; `check_env` accepts only single environments.
 
     Checks spaces, shapes, dtypes, the format of `infos`, seeding, partial resets, and the rules of each autoreset
-    mode. Text environments must raise ActionError for invalid replies. An environment made from an id is also compared
-    with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
+    mode. Text environments must raise ActionError for invalid replies, and accept messages. Those with tools are also
+    stepped with calls of their tools, which must be answered unless the episode ends. An environment made from an id is
+    also compared with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
 
     Args:
         envs: an environment, which is reset and stepped; or an id, which is made with `options` and closed.
@@ -185,7 +186,7 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
     listed = envs.reset(seed=[seed + row for row in range(envs.num_envs)])  # type: ignore[arg-type]
     assert data_equivalence(listed, first[0]), f"seed={seed} must equal seed=[{seed}, {seed + 1}, ...]."
     _check_partial_reset(envs, seed)
-    if isinstance(envs.single_action_space, UnicodeText):
+    if isinstance(envs.single_action_space, ReplySpace):
         _check_replies(envs, seed)
     envs.reset(seed=seed)
 
@@ -280,7 +281,15 @@ def _check_replies(envs: Envs, seed: int) -> None:
     expected = envs.step(good)
     envs.reset(seed=seed)
     last = envs.num_envs - 1
-    for bad in (None, 3, b"bytes", ["text"], f"half {LONE_SURROGATE}"):
+    text = {"role": "assistant", "content": "text"}
+    bad_messages = (
+        {"role": "user", "content": "text"},
+        {"role": "assistant"},
+        {**text, "weight": 1},
+        {**text, "tool_calls": [{"name": "f"}]},
+        {**text, "tool_calls": [{"function": {"name": "f", "arguments": LONE_SURROGATE}}]},
+    )
+    for bad in (None, 3, b"bytes", ["text"], f"half {LONE_SURROGATE}", *bad_messages):
         error = _expect(ActionError, f"the reply {bad!r}", envs.step, [*good[:last], bad])
         assert str(last) in str(error), f"the error for the reply {bad!r} must name row {last}, got: {error}"
     for bad in ("text", [], [*good, "one more"], None):
@@ -288,6 +297,33 @@ def _check_replies(envs: Envs, seed: int) -> None:
     assert data_equivalence(envs.step(good), expected), (
         "a step that raises ActionError must not change the environment."
     )
+    envs.reset(seed=seed)
+    as_texts = envs.step(["text"] * envs.num_envs)
+    envs.reset(seed=seed)
+    assert data_equivalence(envs.step([dict(text)] * envs.num_envs), as_texts), (
+        "a message with only a content must be the same reply as its text."
+    )
+    replies: Any = envs.single_action_space
+    if replies.tools:
+        _check_calls(envs, replies.tools, seed)
+
+
+def _check_calls(envs: Envs, tools: Sequence[str], seed: int) -> None:
+    """Check that the calls of a reply are answered in their order, unless they end the episode."""
+    functions = [{"name": name, "arguments": {}} for name in (*tools, "no such tool")]
+    calls = [{"type": "function", "id": f"id{k}", "function": function} for k, function in enumerate(functions)]
+    reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    envs.reset(seed=seed)
+    observations, _, terminations, truncations, infos = envs.step([reply] * envs.num_envs)
+    for row, observation in enumerate(iterate(envs.observation_space, observations)):
+        if not (terminations[row] or truncations[row]):
+            said, *results = observation[-1 - len(calls) :]
+            assert said == reply, f"the reply must stand in the conversation as it is, expected {reply}, got {said}."
+            found = [(result["role"], result.get("tool_call_id")) for result in results]
+            expected = [("tool", call["id"]) for call in calls]
+            assert found == expected, f"every call must have a result, expected {expected}, got {found}."
+            assert infos["tool_calls"][row] == len(calls), f"infos['tool_calls'] of row {row} must be {len(calls)}."
+            assert infos["tool_errors"][row] >= 1, "a call of an unknown tool must count in infos['tool_errors']."
 
 
 def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:

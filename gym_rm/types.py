@@ -26,8 +26,16 @@ Conversation: TypeAlias = Sequence[Message]
 
 
 def copy_conversation(conversation: Conversation) -> list[Message]:
-    """Return a new list with a copy of every message."""
-    return [message.copy() for message in conversation]
+    """Return a new list with a copy of every message, also of the lists and mappings in it."""
+    # Almost all messages are a role and a text.
+    return [message.copy() if len(message) == 2 else copy_nested(message) for message in conversation]
+
+
+def copy_nested(value: Any) -> Any:
+    """Return a copy of nested dicts and lists; other values are shared."""
+    if isinstance(value, dict):
+        return {key: copy_nested(part) for key, part in value.items()}
+    return [copy_nested(part) for part in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,17 @@ class Prompt:
 
 
 def copy_prompt(prompt: Prompt) -> Prompt:
-    """Return a copy with its own messages and metadata; the values in the metadata are shared."""
+    """Return a copy with its own messages and metadata; the values in the metadata and the tools are shared."""
     return replace(prompt, messages=tuple(copy_conversation(prompt.messages)), metadata=dict(prompt.metadata))
 
 
 Prompts: TypeAlias = "Sequence[Prompt | None] | None"
 """One prompt or None per conversation; None if no conversation has a prompt."""
+
+
+def tools_of(prompts: Prompts, size: int) -> list[tuple[Mapping[str, Any], ...]]:
+    """Return the tools of each of N prompts."""
+    return [() if prompt is None else prompt.tools for prompt in prompts or [None] * size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class Comparison:
         source: name of the data set or subset that the row comes from, for metrics by source; may be empty.
         where: file and line of the row, for messages.
         metadata: all other fields of the row.
+        tools: the tools of the row, as in `Prompt`.
     """
 
     prompt: tuple[Message, ...]
@@ -110,6 +124,7 @@ class Comparison:
     source: str = ""
     where: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:

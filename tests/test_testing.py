@@ -215,7 +215,7 @@ class RewardForReset(ChangedStep):
 
 class UncheckedReplies(RewardVectorEnv):
     def _check_replies(self, rows, actions):
-        return [str(actions[row]) for row in rows]
+        return super()._check_replies(rows, [str(action) for action in actions])
 
 
 class IgnoredMask(RewardVectorEnv):

@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import one_of
 from gym_rm.data.messages import join_reply, prompt_messages
-from gym_rm.data.policy_texts import PolicyTexts, decode_reply
+from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.thinking import Thinking
+from gym_rm.envs.infos import Infos
 from gym_rm.envs.state import Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
@@ -115,7 +117,7 @@ class Rollout:
 
     Attributes:
         prompt_ids: token ids of the prompt.
-        completion_ids: token ids after the prompt, of replies and user messages.
+        completion_ids: token ids after the prompt, of replies, tool results and user messages.
         mask: for each completion token, 1 if the policy generated it, else 0.
         logprobs: log-probability of each completion token, 0.0 where the mask is 0.
         reward: sum of the rewards of all replies, None if a reply has no score.
@@ -180,17 +182,14 @@ class EnvironmentRollout:
         """Generate replies and step until every dialogue has ended; each step makes one score call."""
         chosen = [self._find(messages) for messages in prompts]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        texts = PolicyTexts(tokenizer, chat_template=trainer.chat_template, **trainer.chat_template_kwargs)
-        envs, observations = self._start(chosen)
-
-        def encode(text: str) -> list[int]:
-            return cast("list[int]", tokenizer(text, add_special_tokens=False)["input_ids"])
-
-        rollouts = [Rollout(encode(texts.prompt(observation))) for observation in observations]
+        renderer = PolicyRenderer(tokenizer, chat_template=trainer.chat_template, **trainer.chat_template_kwargs)
+        envs, observations, infos = self._start(chosen)
+        rollouts = [Rollout(prompt.tolist()) for prompt in renderer.prompts(observations, infos.get("tools"))]
         active = np.ones(len(rollouts), dtype=np.bool_)
         with contextlib.closing(envs):
             while active.any():
                 replies = _generate(rollouts, active, trainer, tokenizer)
+                said = [len(observation) + 1 for observation in observations]
                 observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
                 for row in np.flatnonzero(active).tolist():
                     failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
@@ -198,10 +197,8 @@ class EnvironmentRollout:
                     rollouts[row].reward = None if failed or total is None else total + float(rewards[row])
                 active &= ~(terminations | truncations)
                 for row in np.flatnonzero(active).tolist():
-                    text = texts.next_turn(observations[row][-1]["content"])
-                    if rollouts[row].completion_ids[-1:] == [tokenizer.eos_token_id]:
-                        text = text.removeprefix(tokenizer.eos_token)
-                    rollouts[row].add(encode(text), by_policy=False)
+                    ids = renderer.next_turn(rollouts[row].completion_ids, observations[row][said[row] :])
+                    rollouts[row].add(ids.tolist(), by_policy=False)
         return {
             "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
             "completion_ids": [rollout.completion_ids for rollout in rollouts],
@@ -220,7 +217,7 @@ class EnvironmentRollout:
             )
         return self._prompts[_key(messages)]
 
-    def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations]:
+    def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations, Infos]:
         """Make and reset an environment whose row i starts from prompt i."""
         distinct = {_key(prompt.messages): prompt for prompt in chosen}
         envs = gym.make_vec(
@@ -234,8 +231,10 @@ class EnvironmentRollout:
         ).unwrapped
         assert isinstance(envs, RewardVectorEnv)
         index = {key: k for k, key in enumerate(distinct)}
-        observations, _ = envs.reset(options={"prompt_indices": [index[_key(prompt.messages)] for prompt in chosen]})
-        return envs, observations
+        observations, infos = envs.reset(
+            options={"prompt_indices": [index[_key(prompt.messages)] for prompt in chosen]}
+        )
+        return envs, observations, infos
 
 
 def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any, tokenizer: Any) -> list[str]:

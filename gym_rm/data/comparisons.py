@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gym_rm.checks import one_of
@@ -13,6 +13,7 @@ from gym_rm.data.findings import grouped
 from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.messages import check_encodable
 from gym_rm.data.rows import Source, describe_source, present, rows_or_errors
+from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison
 
@@ -68,6 +69,8 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
     - `prompt`, `completions` (the steps of one reply) and `labels`.
     - `Comparison` and `PreferencePair` objects.
 
+    A field `tools` (see `load_prompts`) is given to the chat template, in training as in scoring.
+
     A row is dropped, and counted in `dropped`, if a reply is empty, if all replies are equal, or if neither a
     preference nor a rating nor a label is known.
 
@@ -97,6 +100,8 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
             shape, comparison = comparison_of_row(present(row, keep_nan=True), where)
             for message in itertools.chain(comparison.prompt, *comparison.replies):
                 check_encodable(message["content"], where, "a message")
+            tools = canonical_tools(comparison.metadata.get("tools"), f"{where}: 'tools'")
+            comparison = replace(comparison, tools=tools or comparison.tools)
         except ConfigError as error:
             if on_error == "raise":
                 raise

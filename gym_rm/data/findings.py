@@ -14,7 +14,7 @@ from gym_rm.engine.text.messages import KNOWN_ROLES
 from gym_rm.types import Comparison, Message
 
 EXAMPLES = 3
-TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")  # that TRL passes to the chat template
+TEMPLATE_COLUMNS = ("chat_template_kwargs",)  # that TRL passes to the chat template, beside the tools
 _TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant|User):")
 
 Key = tuple[tuple[str, str], ...]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from gym_rm.data.rows import show
 from gym_rm.engine.text.messages import plain_content
+from gym_rm.engine.text.tool_calls import decode_arguments
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
@@ -21,7 +22,8 @@ RENDERED = re.compile(
 def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user") -> tuple[Message, ...]:
     """Return the messages of a field: a text (one message of `text_role`) or a list of `{"role", "content"}`.
 
-    Content in text parts is joined. Other fields (`tool_calls`, `name`, ...) are kept, without the value None.
+    Content in text parts is joined, and arguments of tool calls are decoded. Other fields (`name`, ...) are kept,
+    without the value None.
 
     Raises:
         ConfigError: the value is neither of these, the list is empty, or a content has other parts than text.
@@ -93,7 +95,7 @@ def _message(message: Any, where: str, field: str) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: {field!r} must be a message {{'role', 'content'}}, got {show(message)}.")
     # Column formats (parquet, datasets) add the keys of other messages with the value None.
-    kept = {key: value for key, value in message.items() if value is not None}
+    kept = {key: value for key, value in decode_arguments(message).items() if value is not None}
     if "content" in kept or kept.get("tool_calls"):
         kept["content"] = plain_content(kept.get("content", ""))
     for key in ("role", "content"):

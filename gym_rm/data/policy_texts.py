@@ -112,14 +112,6 @@ class PolicyTexts:
             )
         return self.conversation(text[: start + len(self._to_reply)], text)
 
-    def prompt(self, conversation: Conversation) -> str:
-        """Return the text that the policy reads to continue a conversation."""
-        return self._render(list(conversation))
-
-    def next_turn(self, said: str) -> str:
-        """Return the text between one reply and the next, which contains the user message `said`."""
-        return self._to_user + said + self._to_reply
-
     def _plain(self, prompt: str) -> list[Message]:
         refuse_rendered(prompt, "a prompt")
         before, _, after = self._input_template

@@ -14,6 +14,7 @@ import numpy as np
 from gym_rm.checks import integer
 from gym_rm.data.messages import check_encodable, parse_messages
 from gym_rm.data.rows import Source, describe_source, filled_fields, present, rows_of, show
+from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import ConfigError
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Message, Prompt
@@ -42,6 +43,7 @@ def load_prompts(
       A `context` and another `question` without a `prompt` are an error, because one of them would be lost.
     - `user_turns`: the messages of the user after the first, second, ... reply.
     - `answer`: the reference answer, a text or a number. A value of another type goes to `metadata`.
+    - `tools`: schemas of the tools that the policy may call, a list or its JSON text, see `canonical_tools`.
     - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
     - All other fields go to `metadata`.
 
@@ -78,22 +80,23 @@ def prompt_of_columns(
     Args:
         messages: the conversation that the policy answers.
         columns: the other columns. `answer_column` becomes the reference answer if it is a text or a number,
-            `user_turns` the messages of the scripted user, and `prompt_id` or `id` the name. All others go to
-            `metadata`.
+            `user_turns` the messages of the scripted user, `tools` the tools of the policy, and `prompt_id` or `id`
+            the name. All others go to `metadata`.
         index: name of the prompt if the columns have none; None for one that is equal for equal messages.
         answer_column: name of the column with the reference answer.
         where: file and line, for error messages.
 
     Raises:
-        ConfigError: `user_turns` is not a list of texts.
+        ConfigError: `user_turns` is not a list of texts, or `tools` not one of tool schemas.
     """
     given = [columns[key] for key in ("prompt_id", "id") if present(columns.get(key)) is not None]
     name = given[0] if given else name_of(messages) if index is None else index
     answer = answer_text(columns.get(answer_column))
     turns = _texts(present(columns.get("user_turns")), where or f"row {index}", "user_turns")
-    used = {"prompt_id", "id", "user_turns", *([answer_column] if answer is not None else [])}
+    tools = canonical_tools(present(columns.get("tools")), f"{where or f'row {index}'}: tools")
+    used = {"prompt_id", "id", "user_turns", "tools", *([answer_column] if answer is not None else [])}
     metadata = {key: value for key, value in columns.items() if key not in used}
-    return Prompt(tuple(messages), str(name), turns, answer, metadata)
+    return Prompt(tuple(messages), str(name), turns, answer, metadata, tools)
 
 
 def name_of(messages: Any) -> str:

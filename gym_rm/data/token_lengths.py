@@ -79,5 +79,6 @@ def _encoded(
     for start in range(0, len(comparisons), CHUNK):
         chunk = comparisons[start : start + CHUNK]
         conversations: list[Conversation] = [each for comparison in chunk for each in comparison.conversations]
-        results = iter(reader.renderer.encode(conversations))
+        tools = [comparison.tools for comparison in chunk for _ in comparison.replies]
+        results = iter(reader.renderer.encode(conversations, tools))
         yield from ((each, list(itertools.islice(results, len(each.replies)))) for each in chunk)

@@ -35,7 +35,7 @@ from gym_rm.engine.token_tree import Layout
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import lock_open_after_fork
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompts, Provenance, Workload
+from gym_rm.types import Conversation, Prompts, Provenance, Workload, tools_of
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
 
@@ -216,7 +216,7 @@ class RewardModelScorer:
 
         Args:
             conversations: N lists of messages.
-            prompts: not used by reward models.
+            prompts: their `tools` are given to the chat template; nothing else of them is used.
             turns: `"all"` also scores the conversation after every assistant turn (`Scores.turn_rewards`).
 
         Raises:
@@ -225,12 +225,14 @@ class RewardModelScorer:
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
 
-        judged, _, complete = self._judged.read(conversations, prompts)
+        judged, prompts, complete = self._judged.read(conversations, prompts)
+        tools = tools_of(prompts, len(judged))
 
         def render() -> list[RenderedRow]:
             if turns == "all":
-                return _each(judged, self.renderer.encode_turns)
-            encoded = self.renderer.encode(judged)
+                rows = list(zip(judged, tools, strict=True))
+                return _each(rows, lambda row: self.renderer.encode_turns(*row))
+            encoded = self.renderer.encode(judged, tools)
             return [row if isinstance(row, ConversationError) else [row] for row in encoded]
 
         with self._lock:

@@ -11,8 +11,9 @@ import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
+from gym_rm.data.tools import UNREADABLE
 from gym_rm.errors import ConfigError
-from gym_rm.types import Message, Prompt
+from gym_rm.types import Conversation, Message, Prompt
 
 
 @dataclass(slots=True)
@@ -31,9 +32,15 @@ class Episode:
     messages: list[Message]
     num_replies: int = 0
 
-    def with_reply(self, reply: str) -> list[Message]:
+    def with_reply(self, reply: str | Message) -> list[Message]:
         """Return the conversation with one more reply, without changing the episode."""
-        return [*self.messages, {"role": "assistant", "content": reply}]
+        return [*self.messages, Message(role="assistant", content=reply) if isinstance(reply, str) else reply]
+
+
+def num_user_turns(conversation: Conversation, prompt: Prompt) -> int:
+    """Return the number of messages of the user after the prompt, without those about calls that cannot be read."""
+    after = conversation[len(prompt.messages) :]
+    return sum(message["role"] == "user" and not message["content"].startswith(UNREADABLE) for message in after)
 
 
 def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_rm.checks import load_function
-from gym_rm.envs.episodes import Episode
-from gym_rm.envs.spaces import UnicodeText, plain_text
+from gym_rm.envs.episodes import Episode, num_user_turns
+from gym_rm.envs.spaces import ConversationSpace, plain_text
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, copy_conversation, copy_prompt
+from gym_rm.types import Conversation, Message, Prompt, copy_conversation, copy_nested, copy_prompt
 
 if TYPE_CHECKING:
     from gym_rm.envs.simulated_user import SimulatedUser
 
-UserTurns: TypeAlias = Sequence[str | None]
+UserTurns: TypeAlias = Sequence[str | Message | Sequence[Message] | None]
 Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], UserTurns]"
 """Function that returns the user's next turn for each of M conversations that end with a reply; None ends an episode.
+
+A turn is a text, a message, or a list of messages of the roles `"tool"` and `"user"`: results of calls that the
+environment has no tools for, what the user says, or both.
 
 `scores` has the score of each reply. It is None with `reward_on="end"`, because there the responder decides which
 replies end an episode and are scored.
@@ -30,8 +33,7 @@ def scripted_user(
     conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
 ) -> list[str | None]:
     """Responder that returns the `user_turns` of each prompt, one after every reply."""
-    # The messages after the prompt are reply, user, reply, ...: every earlier pair used one turn of the script.
-    turns = [(len(said) - len(prompt.messages)) // 2 for said, prompt in zip(conversations, prompts, strict=True)]
+    turns = [num_user_turns(said, prompt) for said, prompt in zip(conversations, prompts, strict=True)]
     return [
         prompt.user_turns[turn] if turn < len(prompt.user_turns) else None
         for turn, prompt in zip(turns, prompts, strict=True)
@@ -40,12 +42,12 @@ def scripted_user(
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """The user's turn after one reply (None if the episode ends), and whether the episode ends.
+    """The messages after one reply (none if the episode ends or tools answer), and whether the episode ends.
 
     It is terminated by the responder or the scorer, truncated if it reached `max_turns`.
     """
 
-    user: str | None
+    messages: tuple[Message, ...]
     terminated: bool
     truncated: bool
 
@@ -61,7 +63,7 @@ class UserSimulator:
     Args:
         respond: responder, or its name `"module:function"`; a dict with the arguments of
             `SimulatedUser`; None for `scripted_user`.
-        text_space: space that must contain every turn of the user.
+        space: space that must contain every message of the user.
         max_turns: number of replies after which an episode is truncated; None for no limit.
 
     Raises:
@@ -72,7 +74,7 @@ class UserSimulator:
         self,
         respond: Responder | str | Mapping[str, Any] | None,
         *,
-        text_space: UnicodeText,
+        space: ConversationSpace,
         max_turns: int | None = None,
     ) -> None:
         self._owned: SimulatedUser | None = None
@@ -85,7 +87,7 @@ class UserSimulator:
                 )
             respond = self._owned = SimulatedUser(**respond)
         self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
-        self._text_space = text_space
+        self._space = space
         self._max_turns = max_turns
         try:
             inspect.signature(self._respond).bind([], [], None)
@@ -97,7 +99,12 @@ class UserSimulator:
             raise ConfigError("respond must not be async; write a function that runs your clients with asyncio.run.")
 
     def next_turns(
-        self, rows: Sequence[int], episodes: Sequence[Episode], said: Sequence[Conversation], scores: Scores | None
+        self,
+        rows: Sequence[int],
+        episodes: Sequence[Episode],
+        said: Sequence[Conversation],
+        scores: Scores | None,
+        calling: Sequence[bool] | None = None,
     ) -> list[UserTurn]:
         """Return the turns after the replies of M episodes, with one call of the responder for all that continue.
 
@@ -106,17 +113,19 @@ class UserSimulator:
             episodes: `[M]`, the episodes before the reply.
             said: `[M]`, their conversations, which end with the reply.
             scores: scores of these conversations; None if they are scored afterwards.
+            calling: `[M]`, replies that tools answer, for which the responder is not asked; None if there are none.
 
         Raises:
-            ConfigError: the responder did not return a text or None for each conversation.
+            ConfigError: the responder did not return a turn or None for each conversation.
         """
-        answers: dict[int, str | None] = {}
+        answers: dict[int, Any] = {}
+        calling = [False] * len(rows) if calling is None else calling
         at_limit = [self._max_turns is not None and each.num_replies + 1 >= self._max_turns for each in episodes]
         ends = None if scores is None else scores.terminations
         ended = [ends is not None and bool(ends[m]) for m in range(len(rows))]
         # The script is read at the limit too: if it has no turn left, the episode is terminated, not truncated.
         scripted = self._respond is scripted_user
-        asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not at_limit[m])]
+        asked = [m for m in range(len(rows)) if not ended[m] and not calling[m] and (scripted or not at_limit[m])]
         if asked:
             conversations, prompts = [said[m] for m in asked], [episodes[m].prompt for m in asked]
             if not scripted:  # copies, so that a responder that edits messages does not change the episode
@@ -126,18 +135,33 @@ class UserSimulator:
             answers = dict(zip(asked, given, strict=True))
         turns = []
         for m, last in enumerate(at_limit):
-            user = answers.get(m)
-            if user is not None and user not in self._text_space:
-                reason = self._text_space.fault(user)
-                raise ConfigError(f"environment {rows[m]}: respond returned an invalid turn: {reason}.")
-            terminated = ended[m] or (m in answers and user is None)
+            messages = () if answers.get(m) is None else self._messages(answers[m], rows[m])
+            terminated = ended[m] or (m in answers and not messages)
             truncated = last and not terminated
-            turns.append(UserTurn(None if truncated else user, terminated, truncated))
+            turns.append(UserTurn(() if truncated else messages, terminated, truncated))
         return turns
+
+    def _messages(self, answer: Any, row: int) -> tuple[Message, ...]:
+        """Return the messages of a turn that the responder returned."""
+        if isinstance(answer, str | Mapping):
+            answer = [answer]
+        if not isinstance(answer, list | tuple) or not answer:
+            reason = f"expected a text, a message, a list of messages, or None to end the episode, got {answer!r:.100}"
+            raise ConfigError(f"environment {row}: respond returned an invalid turn: {reason}.")
+        messages = []
+        for part in answer:
+            message = Message(role="user", content=plain_text(part)) if isinstance(part, str) else part
+            reason = self._space.fault(message)
+            if not reason and message["role"] not in ("tool", "user"):
+                reason = f"expected the role 'tool' or 'user', got {message['role']!r}"
+            if reason:
+                raise ConfigError(f"environment {row}: respond returned an invalid turn: {reason}.")
+            messages.append(copy_nested(message))
+        return tuple(messages)
 
     def _ask(
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
-    ) -> Sequence[str | None]:
+    ) -> Sequence[Any]:
         answer: Any = self._respond(conversations, prompts, scores)
         if isinstance(answer, str) or not isinstance(answer, Sequence) or len(answer) != len(conversations):
             length = f" of length {len(answer)}" if isinstance(answer, Sequence) else ""
@@ -145,7 +169,7 @@ class UserSimulator:
                 "respond must return a list with the user's next turn, or None to end the episode, for each of the "
                 f"{len(conversations)} conversations; got {type(answer).__name__}{length}: {answer!r:.80}."
             )
-        return [plain_text(user) for user in answer]
+        return answer
 
     def close(self) -> None:
         """Release the chat model of a user that was given as a dict."""

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from gym_rm.config import Finite, PositiveInt
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.envs.spaces import MAX_LENGTH
+from gym_rm.envs.tools.tool import ToolOptions
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.plan_file import planned_scorer
 
@@ -51,9 +52,17 @@ class EnvSettings(ParallelOptions):
     """Number of replies after which an episode is truncated if the user has not ended it; None for no limit."""
     respond: Any = None
     """User simulator: a function, or its name `"module:function"`. It is called once per step for all rows that
-    continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
-    episode. `{"model": ..., "instructions": ...}` is a chat model that plays the user, see `SimulatedUser`. By default,
-    the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
+    continue: `respond(conversations, prompts, scores)`. It returns a list with a text, a message, a list of messages,
+    or None, which ends an episode, for each. `{"model": ..., "instructions": ...}` is a chat model that plays the user,
+    see `SimulatedUser`. By default, the method `respond` of the scorer if it has one, else the `user_turns` of the
+    prompts."""
+    tools: Any = None
+    """Tools that the policy may call: a list of functions with type hints, `Tool` objects, names `"module:function"`,
+    `"calculator"` or `"python"`. The results of calls follow the reply, and `respond` is asked only after a reply
+    without calls."""
+    tool_options: ToolOptions = ToolOptions()
+    """`{"call_format": "hermes" | "llama3" | "mistral" | a function, "max_calls": 16, "timeout": 10.0,
+    "max_result_length": 10_000}`, see `ToolOptions`."""
     reward_on: Literal["turn", "end"] = "turn"
     """`"turn"` scores every reply, `"end"` only the reply that ends the episode."""
     fallback_reward: Finite | None = None

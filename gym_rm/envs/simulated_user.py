@@ -11,6 +11,8 @@ from typing import Any
 import pydantic
 
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
+from gym_rm.data.tools import UNREADABLE
+from gym_rm.envs.episodes import num_user_turns
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.generation.chat import check_replies, open_chat_model_of, seed_of
 from gym_rm.plain_values import to_plain
@@ -122,14 +124,16 @@ class SimulatedUser(NeverCopied):
 
     def _is_over(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Return whether the user has written all messages that `max_turns` allows."""
-        written = (len(conversation) - len(prompt.messages)) // 2  # the messages after the prompt are reply, user, ...
-        return self.options.max_turns is not None and written >= self.options.max_turns
+        most = self.options.max_turns
+        return most is not None and num_user_turns(conversation, prompt) >= most
 
     def _flipped(self, conversation: Conversation, prompt: Prompt) -> list[Message]:
         """Return the conversation as the user's model sees it."""
         messages = [Message(role="system", content=self._instructions(prompt)), Message(role="user", content=OPENING)]
         for message in conversation:
-            if message["role"] not in ("user", "assistant"):
+            if message["role"] not in ("user", "assistant") or message["content"].startswith(UNREADABLE):
+                continue
+            if message.get("tool_calls") and not message["content"]:
                 continue
             role = "assistant" if message["role"] == "user" else "user"
             if messages[-1]["role"] == role:  # many chat templates need alternating roles

@@ -89,7 +89,7 @@ class SingleEnv(gym.Env[Observation, Action]):
         return first
 
 
-class RewardEnv(SingleEnv[list[Message], str]):
+class RewardEnv(SingleEnv[list[Message], str | Message]):
     """One conversation: `RewardVectorEnv` with one row, for libraries and tools that need a single environment.
 
     `check_env`, `SyncVectorEnv` and `AsyncVectorEnv` use it. In `AsyncVectorEnv` (with `shared_memory=False`) every

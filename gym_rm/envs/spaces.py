@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.wrappers.utils import create_zero_array
 from numpy.typing import NDArray
 
+from gym_rm.data.tools import LONGEST_NAME, is_encodable, json_fault
 from gym_rm.types import Conversation, Message, copy_conversation
 
 MAX_LENGTH = 2**20
@@ -36,15 +38,6 @@ _SAMPLED_RANGES = ((0x20, 0x7F), (0xA1, 0x180), (0x3B1, 0x3CA), (0x410, 0x450), 
 _SAMPLED_CHARACTERS = np.array([chr(point) for first, end in _SAMPLED_RANGES for point in range(first, end)])
 
 Seed: TypeAlias = "int | np.random.Generator | None"
-
-
-def is_encodable(text: str) -> bool:
-    """Return whether UTF-8 can encode `text`, that is, whether it has no lone surrogate (half of a surrogate pair)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def plain_text(value: Any) -> Any:
@@ -126,13 +119,121 @@ class UnicodeText(spaces.Space[str]):
         return isinstance(other, UnicodeText) and bounds == (other.min_length, other.max_length)
 
 
-class ConversationSpace(spaces.Sequence):
-    """Conversations: lists of `{"role": ..., "content": ...}` messages.
+class ReplySpace(UnicodeText):
+    """Replies of a policy: a text, or an assistant message with `content`, `tool_calls` and `reasoning_content`.
 
-    A tuple of messages is also a member. Samples are lists.
+    Arguments of calls are mappings, or texts. Ids may be left out. Only texts can be flattened.
 
     Args:
-        max_length: maximum characters of one message.
+        max_length: maximum characters of the text, and of the JSON of the other fields.
+        tools: names of the tools that samples call. Without any, samples are texts.
+        seed: seed or generator of `sample`.
+
+    Example:
+        >>> call = {"function": {"name": "now", "arguments": {}}}
+        >>> "noon" in ReplySpace(), {"role": "assistant", "content": "", "tool_calls": [call]} in ReplySpace()
+        (True, True)
+    """
+
+    def __init__(self, max_length: int = MAX_LENGTH, *, tools: Sequence[str] = (), seed: Seed = None) -> None:
+        self.tools = tuple(tools)
+        super().__init__(max_length, seed=seed)
+
+    def sample(self, mask: object = None, probability: object = None) -> Any:
+        """Return a random text; with tools, every other sample is a message, with up to two calls."""
+        text = super().sample(mask, probability)
+        generator = self.np_random
+        if not self.tools or generator.random() < 0.5:
+            return text
+        names = generator.choice(self.tools, size=generator.integers(3)).tolist()
+        calls = [{"type": "function", "function": {"name": name, "arguments": {"a": text[:8]}}} for name in names]
+        message = Message(role="assistant", content=text, tool_calls=calls)
+        return message if message in self else text  # a small space has no room for calls
+
+    def contains(self, x: Any) -> bool:
+        """Return whether `x` is a valid text or message."""
+        return not self.fault(x)
+
+    def fault(self, x: object) -> str:
+        """Return why `x` is not a member of the space, and how to fix it; `""` if it is one."""
+        if not isinstance(x, dict):
+            wanted = "" if isinstance(x, str) else "; an assistant message is a reply too"
+            return "" if super().contains(x) else super().fault(x) + wanted
+        unknown = x.keys() - {"role", "content", "tool_calls", "reasoning_content"}
+        if unknown or x.get("role") != "assistant":
+            return (
+                "expected a message with the role 'assistant' and the fields 'content', 'tool_calls' and "
+                f"'reasoning_content', got the role {x.get('role')!r:.40} and the fields {sorted(map(str, x))!r:.200}"
+            )
+        return message_fault(x, self.max_length)
+
+    def __repr__(self) -> str:
+        return f"ReplySpace({self.max_length}, tools={list(self.tools)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReplySpace) and (self.max_length, self.tools) == (other.max_length, other.tools)
+
+
+def message_fault(message: Any, max_length: int) -> str:
+    """Return why a value is no message of these lengths with the fields of `gym_rm.types.Message`; `""` if it is."""
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        return f"expected a message {{'role': ..., 'content': ...}}, got {message!r:.100}"
+    for name, most in (("role", MAX_ROLE_LENGTH), ("content", max_length)):
+        text = message[name]
+        if not isinstance(text, str) or len(text) > most or not is_encodable(text) or not (text or name == "content"):
+            return f"{name!r} of a message: {UnicodeText(most, min_length=name == 'role').fault(text)}"
+    if len(message) == 2:
+        return ""
+    if unknown := message.keys() - Message.__annotations__.keys():
+        known = list(Message.__annotations__)
+        return f"expected no other fields of a message than {known}, got {sorted(map(str, unknown))!r:.100}"
+    others = _other_fields(message)
+    for name in others.keys() - {"tool_calls"}:
+        if not isinstance(others[name], str):
+            return f"{name!r} of a message: expected a text, got {others[name]!r:.100}"
+    calls = others.get("tool_calls", [])
+    if fault := json_fault(others):
+        return f"a message with the fields {sorted(others)} {fault}"
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        return (
+            "'tool_calls' of a message: expected a list of {'type': 'function', 'id': ..., 'function': {'name': ..., "
+            f"'arguments': {{...}}}}}}, got {calls!r:.200}"
+        )
+    length = len(_as_json(others))
+    return "" if length <= max_length else f"expected at most {max_length} characters of tool calls, got {length}"
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not call.keys() <= {"type", "id", "function"}:
+        return False
+    function = call.get("function")
+    return (
+        isinstance(function, dict)
+        and function.keys() == {"name", "arguments"}
+        and isinstance(function["name"], str)
+        and 0 < len(function["name"]) <= LONGEST_NAME
+        and isinstance(function["arguments"], dict | str)
+        and call.get("type", "function") == "function"
+        and isinstance(call.get("id", ""), str)
+    )
+
+
+def _other_fields(message: Any) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in ("role", "content")}
+
+
+def _as_json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False) if fields else ""
+
+
+class ConversationSpace(spaces.Sequence):
+    """Conversations: lists of `{"role": ..., "content": ...}` messages, which may have the other fields of `Message`.
+
+    A tuple of messages is also a member. Samples are lists. A flattened message has three texts: role, content and the
+    JSON of its other fields.
+
+    Args:
+        max_length: maximum characters of the content of a message, and of the JSON of its other fields.
         seed: seed or generator of `sample`.
 
     Example:
@@ -142,33 +243,30 @@ class ConversationSpace(spaces.Sequence):
     """
 
     def __init__(self, max_length: int = MAX_LENGTH, *, seed: Seed = None) -> None:
-        self.role_space = UnicodeText(MAX_ROLE_LENGTH, min_length=1)
         self.content_space = UnicodeText(max_length)
-        message_space = spaces.Dict({"role": self.role_space, "content": self.content_space})
-        super().__init__(message_space, seed=seed)
+        texts = {"role": UnicodeText(MAX_ROLE_LENGTH, min_length=1), "content": self.content_space}
+        super().__init__(spaces.Dict({**texts, "fields": UnicodeText(max_length)}), seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
-        """Return a random conversation of at least one message, four on average."""
+        """Return a random conversation of at least one message, four on average; half of the tool results have ids."""
         _refuse_masks(self, mask, probability)
         # Use only this space's own generator, because the copies in a batched space share their inner spaces.
         generator = self.np_random
-        return [
-            {
-                "role": SAMPLED_ROLES[generator.integers(len(SAMPLED_ROLES))],
-                "content": _sample_text(generator, 0, self.content_space.max_length),
-            }
-            for _ in range(generator.geometric(0.25))
-        ]
+        messages: list[Message] = []
+        for _ in range(generator.geometric(0.25)):
+            role = SAMPLED_ROLES[generator.integers(len(SAMPLED_ROLES))]
+            messages.append(Message(role=role, content=_sample_text(generator, 0, self.content_space.max_length)))
+            if role == "tool" and self.content_space.max_length >= LONGEST_SAMPLE and generator.random() < 0.5:
+                messages[-1]["tool_call_id"] = f"call{generator.integers(100_000):05d}"
+        return messages
 
     def contains(self, x: Any) -> bool:
-        """Return whether `x` is a list or tuple of dicts with exactly a role and a content, both valid texts."""
-        return isinstance(x, list | tuple) and all(
-            isinstance(message, dict)
-            and message.keys() == {"role", "content"}
-            and self.role_space.contains(message["role"])
-            and self.content_space.contains(message["content"])
-            for message in x
-        )
+        """Return whether `x` is a list or tuple of messages with valid texts and no other fields than `Message`."""
+        return isinstance(x, list | tuple) and not any(self.fault(message) for message in x)
+
+    def fault(self, message: Any) -> str:
+        """Return why a value cannot be a message in a conversation of the space; `""` if it can."""
+        return message_fault(message, self.content_space.max_length)
 
     def to_jsonable(self, sample_n: Iterable[Conversation]) -> list[list[Any]]:
         """Return copies of the conversations, which are already valid JSON."""
@@ -195,12 +293,23 @@ def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[A
 
 
 def _text_to_code_points(space: UnicodeText, x: str) -> NDArray[np.int32]:
+    if not isinstance(x, str):
+        raise ValueError(f"only replies that are texts can be flattened, got {x!r:.100}.")
     points = np.full(space.max_length, PADDING, dtype=np.int32)
     points[: len(x)] = np.frombuffer(x.encode("utf-32-le"), dtype="<i4")
     return points
 
 
-for _space in (UnicodeText, ConversationSpace):
+def _to_texts(message: Any) -> dict[str, str]:
+    """Return the three texts of a message, as they are flattened."""
+    return {"role": message["role"], "content": message["content"], "fields": _as_json(_other_fields(message))}
+
+
+def _from_texts(texts: Any) -> dict[str, Any]:
+    return {"role": texts["role"], "content": texts["content"], **(json.loads(texts["fields"] or "{}"))}
+
+
+for _space in (UnicodeText, ReplySpace, ConversationSpace):
     batch_space.register(_space, _batch)
     # This function is looked up by exact type, so the one registered for `Sequence` is not used.
     batch_differing_spaces.register(
@@ -221,7 +330,12 @@ flatten_space.register(
 )
 flatten.register(UnicodeText, _text_to_code_points)
 unflatten.register(UnicodeText, lambda space, x: str(x[x != PADDING].astype("<i4").tobytes(), "utf-32-le"))
-unflatten.register(ConversationSpace, lambda space, x: [unflatten(space.feature_space, each) for each in x])
+flatten.register(
+    ConversationSpace, lambda space, x: tuple(flatten(space.feature_space, _to_texts(message)) for message in x)
+)
+unflatten.register(
+    ConversationSpace, lambda space, x: [_from_texts(unflatten(space.feature_space, each)) for each in x]
+)
 # `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gym_rm.envs.episodes import Episode, PromptOrders
-from gym_rm.envs.infos import Infos, Mask, StepScores, add_values
-from gym_rm.types import Message, copy_conversation
+from gym_rm.envs.infos import Infos, Mask, StepCalls, StepScores, add_values
+from gym_rm.types import Message, copy_conversation, copy_nested
 
 Observations: TypeAlias = tuple[list[Message], ...]
 
@@ -24,6 +24,7 @@ class EnvState:
         over: bool `[N]`, environments whose episode has ended and that wait for a reset.
         scores: scores of the last step.
         transcripts: `[N]`, for rendering.
+        calls: tool calls of the last step; None without tools.
         view: state of a numeric view around the environment, or None.
     """
 
@@ -32,6 +33,7 @@ class EnvState:
     over: Mask
     scores: StepScores
     transcripts: tuple[str, ...]
+    calls: StepCalls | None = None
     view: Any = None
 
     def observations(self) -> Observations:
@@ -49,6 +51,20 @@ class EnvState:
             numbers = np.array([episode.number for episode in self.episodes])
             add_values(infos, "group_id", group + numbers * len(self.orders.orders), rows)
 
+    def add_tools(self, infos: Infos, rows: Mask) -> None:
+        """Add the tool schemas of the prompts of those `rows` that have some."""
+        tools = np.full(len(self.episodes), None, dtype=object)
+        for row in np.flatnonzero(rows).tolist():
+            if self.episodes[row].prompt.tools:
+                tools[row] = copy_nested(list(self.episodes[row].prompt.tools))
+        add_values(infos, "tools", tools, np.array([each is not None for each in tools]))
+
+    def add_step(self, infos: Infos, rows: Mask) -> None:
+        """Add the scores and tool calls of the last step in `rows`."""
+        self.scores.add_to(infos, rows)
+        if self.calls is not None:
+            self.calls.add_to(infos, rows)
+
     def add_final(self, infos: Infos, done: Mask) -> None:
         """Add the conversations and infos of the episodes in `done`, which have just ended."""
         if done.any():
@@ -57,6 +73,6 @@ class EnvState:
                 observations[row] = copy_conversation(self.episodes[row].messages)
             final: Infos = {}
             self.add_episodes(final, done)
-            self.scores.add_to(final, done)
+            self.add_step(final, done)
             infos["final_obs"], infos["_final_obs"] = observations, done.copy()
             infos["final_info"], infos["_final_info"] = final, done.copy()

@@ -22,28 +22,33 @@ from gym_rm.checks import integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
-from gym_rm.envs.infos import Infos, Mask, StepScores
+from gym_rm.envs.infos import Infos, Mask, StepCalls, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
-from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
+from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.state import EnvState, Observations
+from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, copy_conversation
+from gym_rm.types import Message, copy_conversation, copy_nested
 
+Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
 
 
-class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
+class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """N conversations whose replies are scored together, with one `Scorer.score` call per step.
 
-    Observations are a tuple of N conversations (lists of `{"role", "content"}`). Actions are N strings. Rewards are
-    float64 `[N]` and always finite. `infos` contain arrays `[N]` with masks, in the format of `SyncVectorEnv`:
+    Observations are a tuple of N conversations (lists of `{"role", "content"}`). Actions are N texts or assistant
+    messages. Rewards are float64 `[N]` and always finite. `infos` contain arrays `[N]` with masks, in the format of
+    `SyncVectorEnv`:
 
     - `prompt_id`; `answer` if the prompt has one; with `group_size > 1` also `group_id` (int64), which is equal only
       for the episodes of one group that answer the same prompt;
+    - `tools` at resets, the schemas of the tools that the policy may call; at steps of an environment with tools
+      `tool_calls` and `tool_errors` (int64), the calls of the reply and those that were answered with an error;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
       and the scorer's own infos.
 
@@ -66,7 +71,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     metadata = RENDERING
     single_observation_space: ConversationSpace
-    single_action_space: UnicodeText
+    single_action_space: ReplySpace
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
@@ -91,12 +96,20 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             )
 
         self.single_observation_space = ConversationSpace(self.settings.max_text_length)
-        self.single_action_space = UnicodeText(self.settings.max_text_length)
+        self._toolbox: Toolbox | None = None
+        if self.settings.tools:
+            self._toolbox = Toolbox(self.settings.tools, self.settings.tool_options, self.settings.max_text_length)
+        self.single_action_space = ReplySpace(
+            self.settings.max_text_length, tools=list(self._toolbox.tools) if self._toolbox else ()
+        )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
+        if self._toolbox is not None:  # rows with tools of their own name those that they may use
+            schemas = self._toolbox.schemas
+            self.prompts = tuple(each if each.tools else replace(each, tools=schemas) for each in self.prompts)
         if self.settings.reward_model is None and self.settings.plan is None and self.settings.prompts is not None:
             warn_once(
                 "prompts are given without reward_model, so the small embedded reward model scores the replies. It "
@@ -104,9 +117,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             )
         self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
-        self._user = UserSimulator(
-            respond, max_turns=self.settings.max_turns, text_space=self.single_observation_space.content_space
-        )
+        self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self.single_observation_space)
 
         self.state = EnvState(
             orders=PromptOrders.of(len(self.prompts), self.num_envs, self.group_size),
@@ -135,20 +146,21 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.commit(state)
         return result
 
-    def step(self, actions: Sequence[str], *, rows: Mask | None = None) -> Step:
+    def step(self, actions: Actions, *, rows: Mask | None = None) -> Step:
         """Append N replies to N conversations and score them in one call.
 
         In `NEXT_STEP` mode, rows whose episode ended in the last step start a new episode: their reply is ignored and
         their reward is 0.0.
 
         Args:
-            actions: N replies.
+            actions: N replies: texts, whose calls are read if the environment has tools, or assistant messages
+                `{"role": "assistant", "content": ..., "tool_calls": [...]}`, whose content is not read.
             rows: bool `[N]`, environments to step; None for all. Their replies are scored in one call. The other
                 environments do not change: their action is ignored, their reward is 0.0, and `infos` have no values
                 for them. Use this if replies end in different steps, for example with one token per step.
 
         Raises:
-            ActionError: a reply is not a valid text (the error names the row), or the number of replies is wrong.
+            ActionError: a reply is not a valid text or message (the error names the row), or their number is wrong.
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
@@ -168,12 +180,14 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         return self.state.transcripts if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the scorer and the user simulator. A scorer object that was passed in stays open."""
+        """Release the scorer, the user simulator and the tools. A scorer object that was passed in stays open."""
         # Some versions of Gymnasium also close an environment whose constructor raised.
         if "scorer" in vars(self):
             release_scorer(self.scorer)
         if "_user" in vars(self):
             self._user.close()
+        if vars(self).get("_toolbox") is not None:
+            self._toolbox.close()  # type: ignore[union-attr]
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -211,9 +225,10 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         state = replace(state, transcripts=self._transcripts(state, rows))
         infos: Infos = {}
         state.add_episodes(infos, rows)
+        state.add_tools(infos, rows)
         return state, (state.observations(), infos)
 
-    def next_step(self, actions: Sequence[str], *, rows: Mask | None = None) -> tuple[EnvState, Step]:
+    def next_step(self, actions: Actions, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
         """Return the state after `step`, and its result; see `commit`."""
         rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
         self._require_episodes(rows)
@@ -221,12 +236,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         starting, playing = rows & old.over, rows & ~old.over
         indices = np.flatnonzero(playing).tolist()
         replies = self._check_replies(indices, actions)
-        said = [old.episodes[row].with_reply(reply) for row, reply in zip(indices, replies, strict=True)]
+        said = [old.episodes[row].with_reply(reply.message) for row, reply in zip(indices, replies, strict=True)]
         if self.settings.reward_on == "turn":
             scores = self._score(indices, said)
-            turns = self._next_turns(indices, said, scores)
+            turns, calls = self._next_turns(indices, replies, said, scores)
         else:
-            turns = self._next_turns(indices, said, None)
+            turns, calls = self._next_turns(indices, replies, said, None)
             last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
             scores = self._score([row for row, _ in last], [messages for _, messages in last])
 
@@ -236,21 +251,22 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         done = terminations | truncations
         episodes = list(old.episodes)
         for row, messages, turn in zip(indices, said, turns, strict=True):
-            user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
             before = episodes[row]
-            episodes[row] = Episode(before.prompt, before.number, [*messages, *user], before.num_replies + 1)
-        state = replace(old, episodes=tuple(episodes), scores=scores, view=None)
+            episodes[row] = Episode(before.prompt, before.number, [*messages, *turn.messages], before.num_replies + 1)
+        state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, view=None)
         infos: Infos = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             state = replace(state, transcripts=self._transcripts(state, playing, done))
             state.add_final(infos, done)
-            scores.add_to(infos, playing & ~done)
+            state.add_step(infos, playing & ~done)
             state = self._restart(state, done)
         else:
-            scores.add_to(infos, playing)
+            state.add_step(infos, playing)
             state = replace(self._restart(state, starting), over=(old.over & ~starting) | done)
             state = replace(state, transcripts=self._transcripts(state, rows, done))
         state.add_episodes(infos, rows)
+        started = starting | done if self.autoreset_mode is AutoresetMode.SAME_STEP else starting
+        state.add_tools(infos, started)
         return state, (state.observations(), scores.rewards.copy(), terminations, truncations, infos)
 
     def commit(self, state: EnvState) -> None:
@@ -315,14 +331,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     def _check_prompts(self) -> None:
         conversation, text = self.single_observation_space, self.single_observation_space.content_space
         for prompt in self.prompts:
-            if prompt.messages not in conversation or not all(turn in text for turn in prompt.user_turns):
-                raise ConfigError(
-                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, and user "
-                    f"turns must be texts; got messages {prompt.messages!r:.200} and user_turns "
-                    f"{prompt.user_turns!r:.200}."
-                )
+            fault = next(filter(None, map(conversation.fault, prompt.messages)), "")
+            fault = fault or next((text.fault(turn) for turn in prompt.user_turns if turn not in text), "")
+            if fault:
+                raise ConfigError(f"prompt {prompt.prompt_id!r} has an invalid message: {fault}.")
 
-    def _check_replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:
+    def _check_replies(self, rows: list[int], actions: Actions) -> list[Reply]:
         shape = getattr(actions, "shape", None)
         if isinstance(actions, Sequence) and not isinstance(actions, str | bytes):
             shape = (len(actions),)
@@ -331,10 +345,22 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 f"actions must be {self.num_envs} replies in a list, tuple or array, one for each environment, got "
                 f"{actions!r:.100}."
             )
-        replies = [plain_text(actions[row]) for row in rows]
-        for row, reply in zip(rows, replies, strict=True):
-            if reply not in self.single_action_space:
-                raise ActionError(f"environment {row}: {self.single_action_space.fault(reply)}.")
+        replies = []
+        for row in rows:
+            given = plain_text(actions[row])
+            if isinstance(given, Mapping):
+                given = as_message(given)
+            if fault := self.single_action_space.fault(given):
+                raise ActionError(f"environment {row}: {fault}.")
+            if isinstance(given, str):
+                toolbox = self._toolbox
+                reply = toolbox.read(given) if toolbox else Reply(Message(role="assistant", content=given))
+            else:
+                reply = Reply(copy_nested(given))
+            reply = reply.numbered(self.state.episodes[row].messages)
+            if "tool_calls" in reply.message and self.single_action_space.fault(reply.message):
+                reply = Reply(Message(role="assistant", content=str(given)), ["the calls are too long"])
+            replies.append(reply)
         return replies
 
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
@@ -353,10 +379,28 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             logger.info("fallback_reward=%s: %s", self.settings.fallback_reward, failure)
         return StepScores.of(scores, rows, self.num_envs, self.settings.fallback_reward)
 
-    def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[UserTurn]:
-        """Return the user's turn after the reply of each of these rows."""
+    def _next_turns(
+        self, rows: list[int], replies: list[Reply], said: list[list[Message]], scores: StepScores | None
+    ) -> tuple[list[UserTurn], StepCalls | None]:
+        """Return the turn after the reply of each of these rows, and their tool calls."""
         episodes = [self.state.episodes[row] for row in rows]
-        return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))
+        calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
+        given = None if scores is None else scores.scores.take(rows)
+        turns = self._user.next_turns(rows, episodes, said, given, calling)
+        if self._toolbox is None:
+            return turns, None
+        calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)
+        calls[rows] = [reply.num_calls for reply in replies]
+        errors[rows] = [len(reply.problems) for reply in replies]
+        # After the responder: a step that fails there can be repeated without executing the calls twice.
+        asked = [m for m, turn in enumerate(turns) if calling[m] and not turn.ended]
+        answers = self._toolbox.answer(
+            [replies[m] for m in asked], [said[m] for m in asked], [episodes[m].prompt for m in asked]
+        )
+        for m, answer in zip(asked, answers, strict=True):
+            turns[m] = replace(turns[m], messages=tuple(answer.messages))
+            errors[rows[m]] = answer.num_errors
+        return turns, StepCalls(calls, errors)
 
     def _restart(self, state: EnvState, rows: Mask, indices: NDArray[Any] | None = None) -> EnvState:
         """Return the state with new episodes in `rows`, from the prompts with these indices or the next ones."""

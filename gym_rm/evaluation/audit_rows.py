@@ -124,7 +124,8 @@ def _of_comparison(comparison: Comparison) -> AuditRow | None:
     if not texts[True] or not (comparison.prompt or lead):
         return None
     metadata = comparison.metadata
-    prompt = Prompt(comparison.prompt, comparison.where, answer=answer_text(metadata.get("answer")), metadata=metadata)
+    answer = answer_text(metadata.get("answer"))
+    prompt = Prompt(comparison.prompt, comparison.where, answer=answer, metadata=metadata, tools=comparison.tools)
     good = tuple(dict.fromkeys(texts[True]))[:MOST_GOOD_REPLIES]
     return AuditRow(prompt, (*comparison.prompt, *lead), good, tuple(dict.fromkeys(texts[False]))[: len(good)])
 

@@ -213,8 +213,8 @@ def model_name(provenance: Provenance | None) -> str | None:
 
 
 def digest_of(comparison: Comparison) -> str:
-    """Return 24 hex digits of the SHA-256 of the prompt and the replies."""
-    return digest([comparison.prompt, comparison.replies])
+    """Return 24 hex digits of the SHA-256 of the prompt, the replies and the tools."""
+    return digest([comparison.prompt, comparison.replies, *comparison.tools])
 
 
 def digest(value: Any) -> str:
@@ -237,6 +237,7 @@ def _prompt(comparison: Comparison, number: int) -> Prompt:
         f"{comparison.where}#{number}",
         answer=None if answer is None else str(answer),
         metadata=comparison.metadata,
+        tools=comparison.tools,
     )
 
 

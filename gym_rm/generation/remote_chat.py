@@ -13,6 +13,7 @@ from typing import Any
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.messages import map_texts
 from gym_rm.engine.text.thinking import Thinking
+from gym_rm.engine.text.tool_calls import encode_arguments
 from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
 from gym_rm.http_client.addresses import parse_urls, read_key
@@ -113,7 +114,7 @@ class RemoteChatModel(NeverCopied):
         messages = list(conversation) if self.options.system_role else merge_system(conversation)
         body = {
             "model": self._served,
-            "messages": [to_plain(map_texts(message, self.plain)) for message in messages],
+            "messages": [to_plain(encode_arguments(map_texts(message, self.plain))) for message in messages],
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_new_tokens,
             "seed": seed % 2**31,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
@@ -36,7 +37,8 @@ class RolloutSchedule:
             raise ConfigError("there is no prompt to train on; env.prompts needs at least one.")
         if env.num_prompts % world:
             raise ConfigError(f"env.num_prompts={env.num_prompts} must be a multiple of the {world} processes.")
-        self._settings, self._tokenizer, self._num_prompts = settings, learner.start.tokenizer, num_prompts
+        self._settings, self._num_prompts = settings, num_prompts
+        self._renderer = PolicyRenderer(learner.start.tokenizer)
         share = env.num_prompts // world
         self._groups = np.arange(rank * share, (rank + 1) * share)
         self._held_out = np.arange(rank, num_held_out, world)
@@ -64,12 +66,12 @@ class RolloutSchedule:
         padded = np.pad(self._held_out, (0, self.num_held_out_envs - len(self._held_out)))
         rows = np.arange(self.num_held_out_envs) < len(self._held_out)
         seed = (self._settings.seed, HELD_OUT)
-        return RolloutBatch(self._tokenizer, padded, padded, group_size=1, seed=seed, rows=rows)
+        return RolloutBatch(self._renderer, padded, padded, group_size=1, seed=seed, rows=rows)
 
     def _batch(self, prompts: NDArray[Any], groups: NDArray[Any], *, step: int, attempt: int) -> RolloutBatch:
         size = self._settings.env.group_size
         return RolloutBatch(
-            self._tokenizer,
+            self._renderer,
             np.repeat(prompts, size),
             (self._groups[:, None] * size + np.arange(size)).ravel(),
             group_size=size,

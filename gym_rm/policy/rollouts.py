@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.envs.infos import Infos, infos_of_row
 from gym_rm.evaluation.answers import is_right
@@ -174,7 +175,7 @@ class RolloutBatch:
     """Episodes that are played together, one in each environment: what the policy saw and wrote, and its rewards.
 
     Args:
-        tokenizer: writes conversations as the policy reads them.
+        renderer: writes conversations as the policy reads them.
         prompt_indices: prompt of each environment, int64 `[num_envs]`.
         numbers: number of each episode among those of all ranks `[num_envs]`; its random numbers depend on it.
         group_size: episodes with one prompt.
@@ -188,7 +189,7 @@ class RolloutBatch:
 
     def __init__(
         self,
-        tokenizer: Any,
+        renderer: PolicyRenderer,
         prompt_indices: NDArray[Any],
         numbers: NDArray[Any],
         *,
@@ -198,7 +199,8 @@ class RolloutBatch:
         attempt: int = 0,
     ) -> None:
         self.prompt_indices, self.playing = prompt_indices, rows.copy()
-        self._tokenizer, self._numbers, self._group_size, self._seed = tokenizer, numbers, group_size, seed
+        self._renderer, self._tokenizer = renderer, renderer.tokenizer
+        self._numbers, self._group_size, self._seed = numbers, group_size, seed
         self._attempt, self._rows = attempt, np.flatnonzero(rows).tolist()
         self._turns: dict[int, list[RolloutTurn]] = {row: [] for row in self._rows}
         self._components: dict[int, dict[str, float]] = {row: {} for row in self._rows}
@@ -208,11 +210,12 @@ class RolloutBatch:
         """Take what `reset` returned."""
         self._conversations = {row: observations[row] for row in self._rows}
         self._prompt_ids, self._answers = infos["prompt_id"], infos.get("answer", [None] * len(observations))
+        self._tools = infos.get("tools", [None] * len(observations))
 
     def prompts(self) -> list[TokenIds]:
         """Return what the policy sees of each conversation that is played, as token ids int32 `[P]`."""
         rows = np.flatnonzero(self.playing).tolist()
-        prompts = [render(self._tokenizer, self._conversations[row]) for row in rows]
+        prompts = self._renderer.prompts([self._conversations[row] for row in rows], [self._tools[row] for row in rows])
         ends = self._tokenizer.batch_decode([prompt[-16:] for prompt in prompts], skip_special_tokens=False)
         self._openings = dict(zip(rows, map(THINKING.opening, ends), strict=True))
         return prompts
@@ -282,14 +285,6 @@ class RolloutBatch:
             )
             for row in self._rows
         ]
-
-
-def render(tokenizer: Any, conversation: Conversation) -> TokenIds:
-    """Return the tokens of a conversation up to where the policy replies, int32 `[P]`."""
-    ids = tokenizer.apply_chat_template(
-        [dict(message) for message in conversation], add_generation_prompt=True, return_dict=False
-    )
-    return np.array(ids, dtype=np.int32)
 
 
 def _verdicts(infos: Infos, row: int) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from gym_rm.types import Conversation
+from gym_rm.engine.text.tool_calls import calls_of
+from gym_rm.types import Conversation, Message
 
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 _VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}
@@ -32,8 +34,16 @@ def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> 
         user: 2 + 2?
         --- reward 1
     """
-    lines = [f"--- {title}", *(f"{message['role']}: {message['content']}" for message in conversation)]
+    lines = [f"--- {title}", *(line for message in conversation for line in _lines(message))]
     return visible("\n".join([*lines, f"--- {outcome}"] if outcome else lines))
+
+
+def _lines(message: Message) -> list[str]:
+    """Return what a message says, and the calls that it makes."""
+    who = f"{message['role']} {message['name']}" if "name" in message else message["role"]
+    calls = [f"  calls {name}({json.dumps(arguments, ensure_ascii=False)})" for name, arguments in calls_of(message)]
+    said = f"{who}: {message['content']}"
+    return [said if message["content"] or not calls else f"{who}:", *calls]
 
 
 def print_transcripts(transcripts: Sequence[str], *, most: int = 8) -> None:

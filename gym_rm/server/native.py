@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from gym_rm.data.prompts import name_of
+from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import GymRMError
 from gym_rm.server import page as html_page
 from gym_rm.server.mixed_scorer import AllTurns, ScorerInput
@@ -26,11 +27,13 @@ class PromptBody(RequestBody):
     id: str | None = None
     answer: str | None = None
     metadata: dict[str, Any] = pydantic.Field(default_factory=dict)
+    tools: Annotated[Any, pydantic.AfterValidator(canonical_tools)] = ()
 
     def to_prompt(self, row: int, conversation: Any) -> Prompt:
         """Return the data row of a conversation."""
         messages: tuple[Message, ...] = tuple(conversation[:-1]) if isinstance(conversation, list) else ()
-        return Prompt(messages, self.id or name_of(messages), answer=self.answer, metadata=self.metadata)
+        name = self.id or name_of(messages)
+        return Prompt(messages, name, answer=self.answer, metadata=self.metadata, tools=self.tools)
 
 
 class RewardsBody(RequestBody):

@@ -155,7 +155,8 @@ def encode(
     examples: list[EncodedComparison] = []
     lost: list[DroppedRow] = []
     num_cut = tokens_cut = 0
-    rendered = iter(start.renderer.encode([each for row in comparisons for each in row.conversations]))
+    rows = [(each, row.tools) for row in comparisons for each in row.conversations]
+    rendered = iter(start.renderer.encode([each for each, _ in rows], [tools for _, tools in rows]))
     for comparison in comparisons:
         replies = [next(rendered) for _ in comparison.replies]
         try:

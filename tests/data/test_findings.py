@@ -40,7 +40,6 @@ def test_an_ordinary_pair_has_no_remark():
             "a message has the role 'human', which models may not know",
         ),
         ({**PAIR, "prompt": " "}, "the prompt has no text"),
-        ({**PAIR, "tools": [{"type": "function"}]}, "the row has 'tools', which is not passed to the chat template"),
         ({**PAIR, "chat_template_kwargs": {"thinking": True}}, "the row has 'chat_template_kwargs', which is not"),
         ({**PAIR, "prompt": "a<extra_id_1>User"}, "a text contains the markup '<extra_id_1>' of a chat template"),
         (of_prompt({"role": "system", "content": ""}, USER), "a system message of the prompt is empty"),

@@ -1,3 +1,4 @@
+import json
 from decimal import Decimal
 from pathlib import Path
 
@@ -236,3 +237,13 @@ def test_the_answer_may_be_in_another_column():
         [USER], {"ground_truth": 4, "answer": "a long solution"}, 0, answer_column="ground_truth"
     )
     assert prompt == Prompt((USER,), "0", answer="4", metadata={"answer": "a long solution"})
+
+
+def test_tools_of_a_row_are_schemas_in_every_form():
+    flat = {"type": "function", "name": "now", "description": "The time.", "parameters": {"type": "object"}}
+    nested = {"type": "function", "function": {key: value for key, value in flat.items() if key != "type"}}
+    for tools in ([flat], [nested], json.dumps([flat]), (nested,)):
+        (row,) = load_prompts([{"prompt": "What time is it?", "tools": tools}])
+        assert row.tools == (nested,)
+        assert row.metadata == {}
+    assert all(load_prompts([{"prompt": "Hi", "tools": tools}])[0].tools == () for tools in (None, [], "", "[]"))

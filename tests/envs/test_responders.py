@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gym_rm import ConfigError, Prompt, Scores
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.responders import UserSimulator, scripted_user
-from gym_rm.envs.spaces import UnicodeText
+from gym_rm.envs.spaces import ConversationSpace
 from tests.envs.environments import make
 
 
@@ -17,12 +17,16 @@ def episode(*user_turns):
 
 
 def simulator(respond=None, **limits):
-    return UserSimulator(respond, text_space=UnicodeText(100), **limits)
+    return UserSimulator(respond, space=ConversationSpace(100), **limits)
 
 
 def one_turn(user, conversation, reply="reply", scores=None):
     (turn,) = user.next_turns([0], [conversation], [conversation.with_reply(reply)], scores)
     return turn
+
+
+def said_by(turn):
+    return turn.messages[0]["content"] if turn.messages else None
 
 
 def ending(*terminations):
@@ -32,10 +36,10 @@ def ending(*terminations):
 def test_a_script_without_further_turns_ends_the_episode():
     conversation = episode("and?")
     turn = one_turn(simulator(), conversation)
-    assert (turn.user, turn.terminated, turn.truncated) == ("and?", False, False)
+    assert (said_by(turn), turn.terminated, turn.truncated) == ("and?", False, False)
     conversation.messages = [*conversation.with_reply("one"), {"role": "user", "content": "and?"}]
     turn = one_turn(simulator(), conversation)
-    assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
+    assert (said_by(turn), turn.terminated, turn.truncated) == (None, True, False)
 
 
 @given(st.lists(st.text(max_size=3), max_size=5), st.integers(1, 3))
@@ -64,8 +68,8 @@ def test_max_turns_truncates_a_script_with_further_turns(user_turns, max_turns, 
 
 def test_the_scorer_ends_an_episode_before_the_user_does():
     turn = one_turn(simulator(), episode("more?"), scores=ending(True))
-    assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
-    assert one_turn(simulator(), episode("more?"), scores=ending(False)).user == "more?"
+    assert (said_by(turn), turn.terminated, turn.truncated) == (None, True, False)
+    assert one_turn(simulator(), episode("more?"), scores=ending(False)).messages[0]["content"] == "more?"
 
 
 def test_a_responder_is_called_once_for_the_rows_that_continue():
@@ -87,7 +91,7 @@ def test_a_responder_is_called_once_for_the_rows_that_continue():
     assert contents == ["d", "e"]
     assert user_turns == [("2",), ("3",)]
     assert given_scores.rewards.tolist() == [3.0, 4.0]
-    assert [(turn.user, turn.terminated, turn.truncated) for turn in turns] == [
+    assert [(said_by(turn), turn.terminated, turn.truncated) for turn in turns] == [
         (None, False, True),
         (None, True, False),
         ("go on", False, False),
@@ -135,7 +139,7 @@ def test_a_responder_with_another_signature_raises_config_error():
 
 
 def test_a_simulator_survives_pickling():
-    assert one_turn(pickle.loads(pickle.dumps(simulator())), episode("more?")).user == "more?"
+    assert one_turn(pickle.loads(pickle.dumps(simulator())), episode("more?")).messages[0]["content"] == "more?"
 
 
 def test_a_turn_is_its_characters_also_for_subclasses_of_str():

@@ -161,3 +161,21 @@ def test_a_dict_is_a_user_whose_model_the_environment_closes(tmp_path, monkeypat
 def test_invalid_settings_are_refused(settings, reason):
     with pytest.raises(ConfigError, match=reason):
         make(settings)
+
+
+def test_tool_turns_are_not_shown_to_the_user_and_do_not_count():
+    def now() -> int:
+        return 12
+
+    writer = Writer(lambda conversation: "And then?")
+    envs = make(SimulatedUser(writer, instructions="Ask.", max_turns=1), num_envs=1, tools=[now])
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    envs.step([call])
+    envs.step(["<tool_call>{bad</tool_call>"])
+    assert not writer.calls
+    (observation,), _, terminations, *_ = envs.step(["Noon."])
+    assert observation[-1] == user("And then?")
+    assert not terminations[0]
+    assert writer.calls[0][0][-1]["content"].endswith("Noon.")
+    assert not [message for message in writer.calls[0][0] if "Error" in message["content"] or not message["content"]]
+    assert envs.step(["One."])[2].tolist() == [True]

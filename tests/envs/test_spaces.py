@@ -10,15 +10,30 @@ from gymnasium.wrappers.utils import create_zero_array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.spaces import ConversationSpace, ReplySpace, UnicodeText
 
 TEXTS = st.text(max_size=40)  # text() generates no surrogates by default
 ROLES = st.text(min_size=1, max_size=10)
-CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), max_size=5)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "function": st.fixed_dictionaries(
+                {"name": ROLES, "arguments": st.dictionaries(TEXTS, TEXTS | st.integers())}
+            )
+        },
+        optional={"id": TEXTS, "type": st.just("function")},
+    ),
+    max_size=2,
+)
+FIELDS = {"tool_calls": CALLS, "reasoning_content": TEXTS, "tool_call_id": TEXTS, "name": TEXTS}
+MESSAGES = st.fixed_dictionaries({"role": ROLES, "content": TEXTS}, optional=FIELDS)
+CONVERSATIONS = st.lists(MESSAGES, max_size=5)
 SPACES = [
     UnicodeText(64),
     UnicodeText(64, min_length=3),
     ConversationSpace(64),
+    ReplySpace(64),
+    ReplySpace(300, tools=["f", "g"]),
     gym.spaces.Tuple((UnicodeText(64), gym.spaces.Discrete(3))),
     gym.spaces.Dict({"chat": ConversationSpace(64), "note": UnicodeText(64)}),
 ]
@@ -49,7 +64,7 @@ def test_invalid_bounds_raise_value_error(max_length, min_length):
 
 @given(CONVERSATIONS)
 def test_conversations_are_members_as_list_and_as_tuple(conversation):
-    space = ConversationSpace(40)
+    space = ConversationSpace(10_000)
     assert conversation in space
     assert tuple(conversation) in space
 
@@ -61,7 +76,10 @@ def test_conversations_are_members_as_list_and_as_tuple(conversation):
         {"role": "user", "content": "hi"},
         [{"role": "user"}],
         [{"role": "", "content": "hi"}],
-        [{"role": "user", "content": "hi", "name": "Ann"}],
+        [{"role": "user", "content": "hi", "weight": 1}],
+        [{"role": "user", "content": "hi", "name": None}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"name": "now"}]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": {1}}}}]}],
         [{"role": "user", "content": LONE_SURROGATE}],
         [{"role": "user", "content": None}],
         [("user", "hi")],
@@ -112,10 +130,28 @@ def test_samples_survive_json(space):
     assert list(rebuilt) == samples
 
 
+def test_samples_call_tools_only_if_there_are_some():
+    def called(space):
+        space.seed(0)
+        samples = [space.sample() for _ in range(50)]
+        return {call["function"]["name"] for each in samples if isinstance(each, dict) for call in each["tool_calls"]}
+
+    assert called(ReplySpace(300, tools=["f", "g"])) == {"f", "g"}
+    assert called(ReplySpace(300)) == called(ReplySpace(20, tools=["f"])) == set()
+
+
+def test_a_reply_that_is_a_message_cannot_be_flattened():
+    with pytest.raises(ValueError, match="only replies that are texts can be flattened"):
+        flatten(ReplySpace(64), {"role": "assistant", "content": ""})
+
+
 def test_spaces_are_equal_if_type_and_bounds_are_equal():
     assert UnicodeText(5) == UnicodeText(5)
     assert UnicodeText(5) != UnicodeText(6)
     assert UnicodeText(5) != gym.spaces.Text(5)
+    assert ReplySpace(5) == ReplySpace(5)
+    assert ReplySpace(5) != ReplySpace(5, tools=["f"])
+    assert UnicodeText(5) != ReplySpace(5)
     assert ConversationSpace(5) == ConversationSpace(5)
     assert ConversationSpace(5) != ConversationSpace(6)
     assert ConversationSpace(5) != gym.spaces.Sequence(ConversationSpace(5).feature_space)
@@ -131,8 +167,8 @@ def test_texts_survive_flattening_to_code_points(text):
 
 
 @given(CONVERSATIONS)
-def test_conversations_survive_flattening(conversation):
-    space = ConversationSpace(40)
+def test_conversations_survive_flattening_with_all_fields(conversation):
+    space = ConversationSpace(10_000)
     flat = flatten(space, conversation)
     assert flat in flatten_space(space)
     assert unflatten(space, flat) == conversation
@@ -148,7 +184,7 @@ def test_batched_samples_are_members_and_differ(space):
     assert not all(item == items[0] for item in items)
 
 
-@pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
+@pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace(), ReplySpace(tools="f")], ids=repr)
 def test_batching_is_deterministic_and_equals_gymnasiums(space):
     space.seed(5)
     ours, general = batch_space(space, 5), batch_space.dispatch(gym.Space)(space, 5)

@@ -69,7 +69,9 @@ def test_no_conversations_are_no_rewards(client):
 def test_a_verifier_gets_the_prompts(serving):
     verifier = Verifier()
     with serving(gym_rm.load_scorer(verifier)) as (_, client):
-        prompts = [{"id": "p0", "answer": "40", "metadata": {"source": "gsm8k"}}, {"answer": "7"}, None]
+        tools = [{"type": "function", "name": "now"}]
+        of_first = {"id": "p0", "answer": "40", "metadata": {"source": "gsm8k"}, "tools": tools}
+        prompts = [of_first, {"answer": "7"}, None]
         body = {"conversations": [chat("90 - 50?", "40")] * 3, "prompts": prompts}
         reply = client.post("/v1/rewards", json=body)
     assert reply.json()["rewards"] == [1.0, 0.0, None]
@@ -77,6 +79,7 @@ def test_a_verifier_gets_the_prompts(serving):
     first = verifier.prompts[-2]
     assert (first.prompt_id, first.answer, first.metadata) == ("p0", "40", {"source": "gsm8k"})
     assert first.messages == tuple(chat("90 - 50?"))
+    assert first.tools[0]["function"]["name"] == "now"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_a_verifier_gets_the_prompts(serving):
             "prompts.0: unknown field 'anwser'. Did you mean 'answer'?",
         ),
         ({"conversations": [[]], "prompts": [{"answer": 4}]}, "prompts.0.answer: Input should be a valid string"),
+        ({"conversations": [[]], "prompts": [{"tools": [4]}]}, "tools[0] must be a tool schema"),
         ([], "Input should be a valid dictionary"),
     ],
 )

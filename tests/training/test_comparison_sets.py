@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+import gym_rm
+from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
 from gym_rm.training.trainer import Trainer
 from tests.training.runs import curve, pairs, settings_of, train, write_rows
@@ -24,7 +26,7 @@ def test_dropped_rows_are_named_with_their_reasons(saved_model, tmp_path, caplog
     trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, *options))
     assert len(trainer.training.examples) == 6
     assert "training: 6 of 12 comparisons are not used" in caplog.text
-    expected = ["max_length", "replies are equal", "a tie", "'chosen'", "is empty", "'tools' of a row"]
+    expected = ["max_length", "replies are equal", "a tie", "'chosen'", "is empty", "'tools'[0] must be"]
     for line, words in enumerate(expected, start=7):
         (first,) = [row.where for row in trainer.training.dropped if words in row.reason]
         assert re.search(rf"\b{line}\b", first), first
@@ -102,3 +104,19 @@ def test_an_empty_validation_file_is_refused(saved_model, tmp_path):
     write_rows(tmp_path / "empty.jsonl", [])
     with pytest.raises(ConfigError, match="no rows"):
         Trainer(settings_of(tmp_path, saved_model("qwen3"), None, f"data.validation.other={tmp_path / 'empty.jsonl'}"))
+
+
+def test_tools_of_a_row_are_written_in_training_as_in_scoring(saved_model, tmp_path):
+    template = tmp_path / "tools.jinja"
+    template.write_text(
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
+    )
+    row = {"prompt": "Now?", "chosen": "yes", "rejected": "no", "tools": json.dumps([{"name": "now"}])}
+    options = f"model.reward_model_kwargs={{chat_template: {template}}}"
+    trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), [row] * 4, options))
+    (prompt,) = load_prompts([row])
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), chat_template=str(template))
+    (scored,) = scorer.renderer.encode([[*prompt.messages, {"role": "assistant", "content": "yes"}]], [prompt.tools])
+    assert trainer.training.examples[0].sequences[0].input_ids.tolist() == scored.input_ids.tolist()
+    assert "now" in scorer.renderer.tokenizer.decode(scored.input_ids)

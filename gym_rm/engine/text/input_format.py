@@ -21,6 +21,7 @@ class InputFormat:
         step_token: token to add after every step of the last assistant message, or None.
         step_separator: text between two steps of that message. It is removed.
         mark_reply: whether to compute `Rendered.reply_start`.
+        policy: whether the reader is the policy, for which a template writes today's date, not a fixed one.
     """
 
     encoder: bool = False
@@ -29,6 +30,7 @@ class InputFormat:
     step_token: str | None = None
     step_separator: str = "\n\n"
     mark_reply: bool = False
+    policy: bool = False
 
     def steps(self, conversation: Conversation) -> list[str]:
         """Return the steps of the last message; empty without a step token or an assistant message."""

@@ -7,16 +7,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from gym_rm.engine.text.tool_calls import decode_arguments
 from gym_rm.errors import ConversationError, warn_once
 from gym_rm.types import Conversation, Message
 
 ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
 COMMON_ROLES = frozenset({"system", "user", "assistant"})
 KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
+TOOLS_ROLE = "<tools>"  # no message of a user can have this role, which is not a word
 
 
 def check_conversation(conversation: Any) -> Conversation:
-    """Return the conversation with text parts joined and without empty fields.
+    """Return the conversation with text parts joined, arguments of tool calls decoded, and without empty fields.
 
     Fields besides `role` and `content` (`tool_calls`, `name`, `reasoning_content`, ...) are kept for the chat template.
 
@@ -38,12 +40,16 @@ def _check_message(message: Any, where: str) -> Message:
     if len(message) == 2 and isinstance(message.get("content"), str):
         checked: dict[str, Any] = cast(dict[str, Any], message)
     else:
-        checked = {key: value for key, value in message.items() if value is not None and value not in ("", [], {}, ())}
+        given = decode_arguments(message)
+        checked = {key: value for key, value in given.items() if value is not None and value not in ("", [], {}, ())}
         checked |= {"role": message["role"], "content": _content(message, where)}
     check_text(checked["content"], f"the content of {where}")
     check_text(checked["role"], f"the role of {where}")
     for key in extra_fields(checked):
         map_leaves(checked[key], functools.partial(check_leaf, where=f"{key!r} of {where}"), keys=True)
+    calls = checked.get("tool_calls", [])
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        raise ConversationError(f"'tool_calls' of {where} must be a list of calls, got {calls!r:.100}.")
     role = checked["role"]
     if role not in COMMON_ROLES and not ROLE.fullmatch(role):
         raise ConversationError(f"{where} has the role {role!r}; expected a word such as 'user'.")
@@ -51,8 +57,8 @@ def _check_message(message: Any, where: str) -> Message:
 
 
 def _content(message: Mapping[str, Any], where: str) -> Any:
-    """Return the content as text: text parts joined, and empty if there are only tool calls."""
-    if message.get("content") is None and message.get("tool_calls"):
+    """Return the content as text: text parts joined, and empty if there are only tool calls or no result."""
+    if message.get("content") is None and (message.get("tool_calls") or message["role"] == "tool"):
         return ""
     if "content" not in message:
         raise ConversationError(f"{where} must be {{'role': ..., 'content': ...}}; got {message!r:.200}.")
@@ -96,6 +102,28 @@ def warn_without_reply(role: str) -> None:
             f"a conversation ends with a message of the role {role[:80]!r}, so there is no reply to score. Reward "
             "models are trained on conversations that end with a reply; add it as a message with the role 'assistant'."
         )
+
+
+def with_tools(conversation: Conversation, tools: Sequence[Mapping[str, Any]]) -> Conversation:
+    """Return the conversation after a message that holds the tools, so that their texts are data like all others.
+
+    Only the template of a conversation writes this message.
+
+    Raises:
+        ConversationError: the tools have other values than those of JSON.
+    """
+    if not tools:
+        return conversation
+    map_leaves(tools, functools.partial(check_leaf, where="a tool"), keys=True)
+    first = cast(Message, {"role": TOOLS_ROLE, "content": "", "tools": map_leaves(tools, lambda leaf: leaf)})
+    return [first, *conversation]
+
+
+def split_tools(conversation: Conversation) -> tuple[list[Any] | None, Conversation]:
+    """Return the tools, or None, and the messages of a conversation of `with_tools`."""
+    if conversation and conversation[0]["role"] == TOOLS_ROLE:
+        return cast(dict[str, Any], conversation[0])["tools"], conversation[1:]
+    return None, conversation
 
 
 def extra_fields(message: Mapping[str, Any]) -> list[str]:

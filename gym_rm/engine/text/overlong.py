@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from gym_rm.engine.text.messages import TOOLS_ROLE
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation
@@ -30,7 +31,8 @@ def drop_turns(
     Raises:
         ConversationError: the system message, the last user message and the reply are too long.
     """
-    first = next((k for k, message in enumerate(conversation) if message["role"] != "system"), 0)
+    kept = (TOOLS_ROLE, "system")
+    first = next((k for k, message in enumerate(conversation) if message["role"] not in kept), 0)
     users = [k for k in range(first, len(conversation)) if conversation[k]["role"] == "user"]
     starts = users[1:] if users[:1] == [first] else users or list(range(first + 1, len(conversation)))[-1:]
     tried: dict[int, Rendered] = {}

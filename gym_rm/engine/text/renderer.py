@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -25,8 +26,10 @@ from gym_rm.engine.text.messages import (
     check_text,
     extra_fields,
     joined,
+    split_tools,
     texts_of,
     warn_without_reply,
+    with_tools,
 )
 from gym_rm.engine.text.overlong import drop_turns, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds, common_prefix
@@ -38,6 +41,7 @@ from gym_rm.errors import ConversationError, warn_once
 from gym_rm.types import Conversation
 
 Turns: TypeAlias = Literal["last", "all"]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
@@ -49,7 +53,7 @@ class _Shape:
 
     Attributes:
         control_tokens: the control tokens, in order.
-        unwritten: indices of the messages that the template does not write.
+        unwritten: indices of the messages, without tools, that the template does not write.
         overhead: number of characters around the messages, without white space.
     """
 
@@ -91,7 +95,9 @@ class Renderer:
         step_token = self.input_format.step_token
         self._control = ControlTokens(tokenizer, "".join((*self._template.examples, step_token or "")))
         self._dropped = DroppedText(self.chat_template or "")
-        self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns)
+        find = self._control.find
+        policy = self.input_format.policy
+        self.plain_turn_marks = () if policy else self._template.plain_turn_marks(find, self.forged_turns)
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._step_id = token_of(tokenizer, step_token) if step_token else None
 
@@ -101,13 +107,15 @@ class Renderer:
         plain = {"plain_turn_marks": list(self.plain_turn_marks), "forged_turns": self.forged_turns}
         return {"dropped_text": self.dropped_text, **(plain if self.plain_turn_marks else {})}
 
-    def encode(self, conversations: Sequence[Conversation]) -> list[Rendered | ConversationError]:
-        """Render N conversations. The result for an invalid conversation is a ConversationError."""
+    def encode(
+        self, conversations: Sequence[Conversation], tools: Sequence[Tools] | None = None
+    ) -> list[Rendered | ConversationError]:
+        """Render N conversations, with the tools of each. The result for an invalid one is a ConversationError."""
         results: dict[int, Rendered | ConversationError] = {}
         plain: dict[int, tuple[Conversation, str]] = {}  # these are tokenised together
         for row, conversation in enumerate(conversations):
             try:
-                conversation = self._check(conversation)
+                conversation = self._check(conversation, tools[row] if tools else ())
                 written = None if self.chat_template is None else self._write(conversation)
                 if written is None or written[1] is not None:
                     results[row] = self._fit(conversation, self._render(conversation, written))
@@ -123,7 +131,7 @@ class Renderer:
                 results[row] = error
         return [results[row] for row in range(len(conversations))]
 
-    def encode_turns(self, conversation: Conversation) -> list[Rendered]:
+    def encode_turns(self, conversation: Conversation, tools: Tools = ()) -> list[Rendered]:
         """Render a conversation up to each of its assistant turns, and up to its end.
 
         The last entry is equal to the result of `encode`, and each of the others to that of a conversation that ends
@@ -133,7 +141,7 @@ class Renderer:
         Raises:
             ConversationError: a turn cannot be rendered.
         """
-        conversation = self._check(conversation)
+        conversation = self._check(conversation, tools)
         stops = [k + 1 for k, message in enumerate(conversation[:-1]) if message["role"] == "assistant"]
         turns = [conversation[:stop] for stop in stops]
         # If the kind adds text to the last turn (a question, step tokens), turns have no long common prefix.
@@ -204,8 +212,8 @@ class Renderer:
     def _ids(self, text: str) -> TokenIds:
         return self.tokenize([text], add_special_tokens=False)[0]
 
-    def _check(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with text parts joined; raise ConversationError if it is invalid."""
+    def _check(self, conversation: Conversation, tools: Tools = ()) -> Conversation:
+        """Return the conversation after its tools, with text parts joined; raise ConversationError if it is invalid."""
         conversation = check_conversation(conversation)
         for index, message in enumerate(conversation):
             if self.chat_template is None and extra_fields(message):
@@ -221,7 +229,13 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        return conversation
+        if tools and not self._template.writes_tools:
+            warn_once(
+                f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
+                "conversations without the list of tools that the policy may call."
+            )
+            tools = ()
+        return with_tools(conversation, tools)
 
     def _write(self, conversation: Conversation) -> tuple[str, HiddenText | None]:
         """Return the text that the template writes, and how to encode it if messages contain or form control tokens."""
@@ -288,11 +302,16 @@ class Renderer:
             ConversationError: the template drops text, and the option `dropped_text` does not allow it.
         """
         shape = self._shape(conversation)
+        tools, conversation = split_tools(conversation)
         if not shape.unwritten and not any(map(extra_fields, conversation)):
             arranged = self.input_format.arrange(conversation)[: len(conversation)]
             if contains_all([message["content"] for message in arranged], text, overhead=shape.overhead):
                 return 0
-        dropped = self._dropped.find(conversation, self._template.write, unwritten=shape.unwritten)
+        dropped = self._dropped.find(
+            conversation,
+            lambda traced: self._template.write(with_tools(traced, tools or ())),
+            unwritten=shape.unwritten,
+        )
         for missing in dropped:
             role = conversation[missing.index]["role"]
             last = missing.index == len(conversation) - 1
@@ -312,11 +331,13 @@ class Renderer:
         """Return what the template writes around the messages of a conversation with these roles and steps."""
         steps = len(self.input_format.steps(conversation))
         has_text = [bool(content) and not content.isspace() for content in (m["content"] for m in conversation)]
-        key = (steps, *((message["role"], text) for message, text in zip(conversation, has_text, strict=True)))
+        tools, messages = split_tools(conversation)
+        roles = ((message["role"], text) for message, text in zip(conversation, has_text, strict=True))
+        key = (steps, None if tools is None else json.dumps(tools), *roles)
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._measure(conversation, has_text, steps)
-            if len(conversation) <= REMEMBERED_TURNS and not any(map(extra_fields, conversation)):
+            if len(conversation) <= REMEMBERED_TURNS and not any(map(extra_fields, messages)):
                 if len(self._shapes) >= REMEMBERED_SHAPES:
                     self._shapes.clear()
                 self._shapes[key] = shape
@@ -329,7 +350,8 @@ class Renderer:
             contents[-1] = self.input_format.step_separator.join([marks[-1]] * steps)
         neutral = [self._control.neutral(m, content) for m, content in zip(conversation, contents, strict=True)]
         text = self._template.write(neutral)
-        unwritten = frozenset(k for k, content in enumerate(contents) if content and marks[k] not in text)
+        start = len(conversation) - len(split_tools(conversation)[1])
+        unwritten = frozenset(k - start for k, content in enumerate(contents) if content and marks[k] not in text)
         return _Shape(self._control.find(text), unwritten, len(pack(text)) - sum(map(len, contents)))
 
     def _fit(self, conversation: Conversation, rendered: Rendered) -> Rendered:

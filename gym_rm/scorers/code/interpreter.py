@@ -1,15 +1,18 @@
-"""Multi-turn: the code blocks of replies are executed, and the results are the user's next turns."""
+"""Code of replies is executed: in blocks, whose results are the user's next turns, or in calls of a tool."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gym_rm.checks import positive
+from gym_rm.checks import integer, positive
+from gym_rm.data.tools import NOT_EXECUTED, NOT_FINISHED, cut_middle
 from gym_rm.engine.text.thinking import Thinking
+from gym_rm.engine.text.tool_calls import calls_of
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
@@ -20,7 +23,7 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
 MOST_CHARACTERS = 10_000
-"""Length of a result; the rest is cut off."""
+"""Length of a result; of a longer one, the middle is left out."""
 MOST_SESSIONS = 128
 """Most episodes whose process is kept; the one that was not used for the longest time ends."""
 LOST = "The variables of this block are lost."
@@ -38,10 +41,11 @@ _KEEPS_STATE = ("ok", "exception", "syntax_error")
 
 
 class CodeInterpreter(NeverCopied):
-    """`respond` that executes the `<code>` blocks of each reply and returns what they print and evaluate to.
+    """Executes code of replies and returns what it prints and evaluates to: as `respond`, and as a tool.
 
-    The result is `<result>4</result>`, or a block of several lines. A block that ends with an expression evaluates to
-    it. Errors are results too. A reply without code ends the episode.
+    As `respond` it executes the `<code>` blocks of each reply. The result is `<result>4</result>`, or a block of
+    several lines. A block that ends with an expression evaluates to it. Errors are results too. A reply without code
+    ends the episode. The method `python` is a tool for the `tools` of an environment; its result is the text alone.
 
     The variables of an episode are kept in a process of its own, which is found by the messages of the conversation,
     so that no name of the episode is needed. If it is gone, the earlier blocks of the conversation are executed
@@ -51,6 +55,8 @@ class CodeInterpreter(NeverCopied):
         sandbox: sandbox to use, which stays open in `close`; None for a new one from the options.
         timeout: seconds for the code of one reply; also for executing earlier ones again.
         thinking: how the policy marks its thinking, whose blocks are not executed; see `JudgedOptions`.
+        max_result_length: most characters of a result. As a tool, not more than the environment's, which would cut it
+            again: the code of such a turn is executed once more in the next one.
         options: see `Sandbox`.
 
     Raises:
@@ -66,10 +72,17 @@ class CodeInterpreter(NeverCopied):
     """
 
     def __init__(
-        self, *, sandbox: Sandbox | None = None, timeout: float = 10.0, thinking: Any = None, **options: Any
+        self,
+        *,
+        sandbox: Sandbox | None = None,
+        timeout: float = 10.0,
+        thinking: Any = None,
+        max_result_length: int = MOST_CHARACTERS,
+        **options: Any,
     ) -> None:
         self._thinking = Thinking.parse(thinking)
         self._timeout = positive("timeout", timeout)
+        self._max_length = integer("max_result_length", max_result_length, minimum=1)
         self._owned = sandbox is None
         self._sandbox = sandbox or Sandbox(**options)
         # An episode may use more CPU time than one run: the time of each turn is limited instead.
@@ -83,6 +96,16 @@ class CodeInterpreter(NeverCopied):
         """Return the result of the code of each last reply, or None if it has no code."""
         return self._sandbox.map(self._turn, conversations, prompts)
 
+    def python(self, code: str, *, conversation: Conversation, prompt: Prompt | None) -> str:
+        """Run Python code and return what it prints and the value of its last expression; variables are kept.
+
+        Args:
+            code: the code.
+        """
+        text, keep = self._run(conversation, prompt, [code])
+        keep({"role": "tool", "content": text})
+        return text
+
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
         _, answer = self._thinking.split({"content": reply})
@@ -95,25 +118,57 @@ class CodeInterpreter(NeverCopied):
             self._sandbox.close()
 
     def _turn(self, conversation: Conversation, prompt: Prompt | None) -> str | None:
-        """Execute the blocks of the last reply, and keep the session under the conversation with their result."""
+        """Execute the blocks of the last reply, and return their result."""
         blocks = self.blocks_of(conversation[-1]["content"])
         if not blocks:
             return None
-        earlier = conversation[0 if prompt is None else len(prompt.messages) : -1]
-        session = self._take(conversation[:-1]) or self._rebuilt(earlier)
+        text, keep = self._run(conversation, prompt, blocks)
+        result = f"\n\n<result>\n{text}\n</result>" if "\n" in text else f"<result>{text}</result>"
+        keep({"role": "user", "content": result})
+        return result
+
+    def _run(
+        self, conversation: Conversation, prompt: Prompt | None, blocks: Sequence[str]
+    ) -> tuple[str, Callable[[Message], None]]:
+        """Execute code at the end of a conversation.
+
+        Returns:
+            The text of the result; and a function that keeps the session for the conversation that goes on with the
+            message of this result.
+        """
+        executed = self._executed(conversation, 0 if prompt is None else len(prompt.messages))
+        session = self._take(conversation[: executed[-1][0] + 1]) if executed else None
+        session = session or self._rebuilt(conversation, executed)
         texts, reply = self._execute(session, blocks)
         if reply.status == "killed":  # from outside: once again, from the start
             session.close()
-            session = self._rebuilt(earlier)
+            session = self._rebuilt(conversation, executed)
             texts, reply = self._execute(session, blocks)
-        result = as_result(texts)
-        if reply.status in _KEEPS_STATE:
+
+        def keep(result: Message) -> None:
+            if reply.status not in _KEEPS_STATE:
+                session.close()
+                return
             with self._lock:
-                self._kept.append((_key([*conversation, {"role": "user", "content": result}]), session))
+                self._kept.append((_key([*conversation, result]), session))
             self._end_all_but(MOST_SESSIONS)
-        else:
-            session.close()
-        return result
+
+        return cut_middle(clean("\n".join(texts)), self._max_length), keep
+
+    def _executed(self, conversation: Conversation, start: int) -> list[tuple[int, list[str]]]:
+        """Return the code that was executed after a message: the index of each result, and the blocks that it is of."""
+        executed: list[tuple[int, list[str]]] = []
+        for k in range(start, len(conversation) - 1):
+            message, after = conversation[k], conversation[k + 1]
+            if message["role"] != "assistant":
+                continue
+            if after["role"] == "user" and after["content"].lstrip().startswith("<result>"):
+                executed.append((k + 1, self.blocks_of(message["content"])))
+            results = itertools.takewhile(lambda result: result["role"] == "tool", conversation[k + 1 :])
+            for place, ((name, arguments), result) in enumerate(zip(calls_of(message), results, strict=False), k + 1):
+                if name == "python" and not result["content"].startswith((NOT_EXECUTED, NOT_FINISHED)):
+                    executed.append((place, [arguments["code"]]))
+        return executed
 
     def _execute(self, session: SandboxSession, blocks: Sequence[str]) -> tuple[list[str], SandboxReply]:
         """Execute blocks until one fails; return the texts of the results, and the last reply."""
@@ -132,14 +187,14 @@ class CodeInterpreter(NeverCopied):
             break
         return texts, reply
 
-    def _rebuilt(self, messages: Sequence[Message]) -> SandboxSession:
-        """Return a new session in which the earlier blocks of the conversation were executed."""
+    def _rebuilt(self, conversation: Conversation, executed: Sequence[tuple[int, list[str]]]) -> SandboxSession:
+        """Return a new session in which the earlier code of the conversation was executed."""
         session = self._sandbox.session(self._limits)
         limit = TimeLimit(self._timeout)
-        for k, message in enumerate(messages):
-            if message["role"] != "assistant" or any(LOST in after["content"] for after in messages[k + 1 : k + 2]):
+        for place, blocks in executed:
+            if LOST in conversation[place]["content"]:
                 continue
-            for block in self.blocks_of(message["content"]):
+            for block in blocks:
                 reply = session.execute(clean(block), limit=limit)
                 if reply.status not in _KEEPS_STATE:
                     session.close()
@@ -164,14 +219,6 @@ class CodeInterpreter(NeverCopied):
             session.close()
 
 
-def as_result(texts: Sequence[str]) -> str:
-    """Return the results of code as the user's turn: in one line, or as a block of lines."""
-    text = clean("\n".join(texts))
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]}\n... and {len(text) - MOST_CHARACTERS} more characters"
-    return f"\n\n<result>\n{text}\n</result>" if "\n" in text else f"<result>{text}</result>"
-
-
 def _key(messages: Sequence[Message]) -> str:
-    plain = [[message["role"], message["content"]] for message in messages]
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+    plain = [[message["role"], message["content"], calls_of(message)] for message in messages]
+    return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()

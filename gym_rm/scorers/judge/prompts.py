@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from gym_rm.engine.text.messages import extra_fields
+from gym_rm.engine.text.tool_calls import calls_of, renumber
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.generation.chat import ChatReply
 from gym_rm.plain_values import to_plain
@@ -156,6 +157,8 @@ class FencedQuestions:
         names = [name for name in FIELD.findall(self._layout) if name.startswith("metadata.")]
         data = {name: _metadata(shown.prompt, name.removeprefix("metadata.")) for name in names}
         beginning = [text_of(message) for message in shown.before] + [message["role"] for message in shown.before]
+        tools = () if shown.prompt is None else shown.prompt.tools
+        beginning += [_json(tool) for tool in tools]
         texts = [text_of(message) for reply in shown.replies for message in reply]
         mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
         size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
@@ -164,7 +167,7 @@ class FencedQuestions:
             **self._numbers,
             "mark": mark,
             "verdict": self.again(question),
-            "conversation": _fence(mark, "conversation", _turns(shown.before, mark)),
+            "conversation": _tools(tools, mark) + _fence(mark, "conversation", _turns(shown.before, mark)),
             "reference": "" if shown.reference is None else _fence(mark, "reference answer", shown.reference),
             "criteria": "\n".join(
                 f"Criterion {number} ({', '.join(each.choices)}): {each.text}"
@@ -235,25 +238,46 @@ def _fence(mark: str, title: str, text: str) -> str:
     return f"[{mark} {title}]\n{text}\n[{mark} end]"
 
 
+def _tools(tools: Iterable[Mapping[str, Any]], mark: str) -> str:
+    """Return the schemas of the tools that can be called, one in a line."""
+    schemas = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+    return _fence(mark, "tools that can be called", schemas) + "\n\n" if schemas else ""
+
+
 def _turns(messages: Conversation, mark: str) -> str:
-    """Return messages with their roles, which are quoted, because they can be any text."""
-    return "\n".join(
-        f"[{mark} {json.dumps(message['role'], ensure_ascii=False)} says]\n{text_of(message)}" for message in messages
-    )
+    """Return messages with their roles, which are quoted, because they can be any text, and results with their tool."""
+    texts = []
+    for message in renumber(messages):
+        is_result = message["role"] == "tool" and "name" in message
+        speaker = f"the tool {_json(message['name'])}" if is_result else _json(message["role"])
+        texts.append(f"[{mark} {speaker} says]\n{_said(message, mark)}")
+    return "\n".join(texts)
+
+
+def _said(message: Message, mark: str) -> str:
+    """Return the text of a message, and its tool calls after lines with the mark, so that no text can pretend one."""
+    hidden = {"tool_calls", *(("name", "tool_call_id") if message["role"] == "tool" else ())}
+    rest = text_of({name: value for name, value in message.items() if name not in hidden})
+    calls = [f"[{mark} calls {_json(name)}]\n{_json(arguments)}" for name, arguments in calls_of(message)]
+    return "\n".join([rest, *calls] if rest else calls)
 
 
 def _reply(messages: Conversation, mark: str) -> str:
-    return text_of(messages[0]) if len(messages) == 1 else _turns(messages, mark)
+    return _said(messages[0], mark) if len(messages) == 1 else _turns(messages, mark)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(to_plain(value), ensure_ascii=False)
 
 
 def text_of(message: Mapping[str, Any]) -> str:
     """Return the content of a message, and its other fields (tool calls, ...) as JSON."""
     other = {name: message[name] for name in extra_fields(message)}
-    return str(message["content"]) + (f"\n{json.dumps(to_plain(other), ensure_ascii=False)}" if other else "")
+    return str(message["content"]) + (f"\n{_json(other)}" if other else "")
 
 
 def _metadata(prompt: Prompt | None, name: str) -> str:
     if prompt is None or name not in prompt.metadata:
         raise ConversationError(f"the rubric shows metadata.{name}, which this row's prompt does not have.")
     value = prompt.metadata[name]
-    return value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)
+    return value if isinstance(value, str) else _json(value)

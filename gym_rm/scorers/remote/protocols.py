@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.engine.text.messages import check_conversation
+from gym_rm.engine.text.tool_calls import encode_arguments
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.http_client.responses import InvalidReply, first_model
 from gym_rm.plain_values import to_plain
@@ -82,6 +83,7 @@ class GymRMProtocol:
         row = None
         if prompt is not None:
             row = {"id": prompt.prompt_id, "answer": prompt.answer, "metadata": to_plain(prompt.metadata)}
+            row |= {"tools": to_plain(list(prompt.tools))} if prompt.tools else {}
         return to_json(check_conversation(conversation)), to_json(row)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
@@ -153,7 +155,8 @@ class VLLMProtocol:
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
         """Return the whole request body."""
         flags = {"add_generation_prompt": False, "continue_final_message": False, "add_special_tokens": False}
-        body = {"model": self.model, "messages": check_conversation(conversation), "use_activation": False, **flags}
+        messages = [encode_arguments(message) for message in check_conversation(conversation)]
+        body = {"model": self.model, "messages": messages, "use_activation": False, **flags}
         return (to_json(body),)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:

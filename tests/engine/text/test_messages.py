@@ -38,7 +38,7 @@ def controls(conversation):
     "fields",
     [
         {"tool_calls": [call({"first": "twelve", "second": 30})]},
-        {"tool_calls": [call('{"first": "twelve"}'), call({}, name="other")]},
+        {"tool_calls": [call("no JSON"), call({}, name="other")]},
         {"name": "Zoe"},
         {"reasoning_content": "twelve and thirty"},
     ],

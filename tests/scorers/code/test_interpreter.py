@@ -1,5 +1,6 @@
 """`CodeInterpreter`: code blocks of replies are executed, and episodes keep their variables."""
 
+import json
 import os
 import signal
 
@@ -53,7 +54,7 @@ def test_results_have_the_form_of_nemo(interpreter, code, result):
 def test_every_value_is_a_result_that_an_environment_accepts(interpreter):
     assert "ValueError" in chat(interpreter, "<code>10 ** 5000</code>")[0]
     assert chat(interpreter, "<code>'\\ud800'</code>") == ["<result>?</result>"]
-    assert "more characters" in chat(interpreter, "<code>'x' * 10 ** 6</code>")[0]
+    assert "characters are left out" in chat(interpreter, "<code>'x' * 10 ** 6</code>")[0]
 
 
 def test_code_in_thinking_is_not_executed(interpreter):
@@ -132,6 +133,61 @@ def test_an_endless_loop_costs_its_limit_and_loses_only_its_block(interpreter):
     assert results[2] == "<result>5</result>"
     rows = [[*PROMPT.messages, assistant(f"<code>{code}</code>")] for code in ("while True: pass", "1", "2", "3")]
     assert interpreter(rows, [PROMPT] * 4, None)[1:] == [f"<result>{k}</result>" for k in (1, 2, 3)]
+
+
+def python(code):
+    return f'<tool_call>{{"name": "python", "arguments": {json.dumps({"code": code})}}}</tool_call>'
+
+
+def test_as_a_tool_it_keeps_the_variables_of_each_episode(interpreter, monkeypatch):
+    opened = []
+    session = interpreter._sandbox.session
+    monkeypatch.setattr(interpreter._sandbox, "session", lambda limits: opened.append(1) or session(limits))
+    envs = gym.make_vec(
+        "RewardModel-v0",
+        num_envs=2,
+        reward_model=lambda conversations: [0.0] * len(conversations),
+        prompts=[{"prompt": "?", "user_turns": ["And?"]}],
+        tools=[interpreter.python, "calculator"],
+        tool_options={"max_calls": 5},
+    )
+    envs.reset(seed=0)
+    other = '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'
+    envs.step([f"{python('x = 1')}{other}{python('x += 1')}", python("x = 10\nprint('Error: no')\n1 / 0")])
+    envs.step(["Well.", python("while True: x = 11")])
+    results = envs.step([python("x") + python("x = 5") + other, python("x")])[0]
+    assert results[0][-2:] == [
+        {"role": "tool", "tool_call_id": "call00005", "name": "python", "content": ""},
+        {"role": "tool", "tool_call_id": "call00006", "name": "calculator", "content": results[0][-1]["content"]},
+    ]
+    assert "used up" in results[0][-1]["content"]
+    assert results[0][-3]["content"] == "2"
+    assert "TimeoutError" in results[1][-3]["content"]
+    assert results[1][-1]["content"] == "10"
+    assert len(opened) == 3  # the second episode lost its process once
+    envs.close()
+
+
+def test_a_result_of_the_tool_has_at_most_the_given_length():
+    run = CodeInterpreter(allow_unsafe=True, num_workers=1, max_result_length=200)
+    text = run.python("print('a' * 1000)", conversation=PROMPT.messages, prompt=PROMPT)
+    assert len(text) <= 200
+    assert "characters are left out" in text
+    run.close()
+
+
+def test_the_tool_by_name_is_closed_with_the_environment():
+    before = descendants()
+    settings = {"reward_model": lambda conversations: [0.0] * len(conversations), "prompts": ["?"]}
+    try:
+        envs = gym.make_vec("RewardModel-v0", num_envs=1, tools=["python"], **settings)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    envs.reset(seed=0)
+    (observation,), *_ = envs.step([python("6 * 7")])
+    assert observation[-1]["content"] == "42"
+    envs.close()
+    assert not descendants() - before
 
 
 def test_episodes_of_an_environment_run_code_and_are_graded_at_their_end():

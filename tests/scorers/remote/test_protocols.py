@@ -20,13 +20,15 @@ from gym_rm.types import Prompt
 
 def test_turns_and_prompts_reach_the_server(app, url):
     given = [[user("a"), assistant("b"), user("c"), assistant("d")], *conversations(1)]
-    prompt = Prompt((user("a"),), "p7", answer="42", metadata={"level": (1, 2), "loss": float("nan")})
+    tools = ({"type": "function", "function": {"name": "now", "description": "", "parameters": {"type": "object"}}},)
+    prompt = Prompt((user("a"),), "p7", answer="42", metadata={"level": (1, 2), "loss": float("nan")}, tools=tools)
     with scorer_at(url) as scorer:
         scores = scorer.score(given, [prompt, None], turns="all")
     assert [len(each) for each in scores.turn_rewards] == [2, 1]
     sent = app.requests[-1][2]
     assert sent["turns"] == "all"
-    assert sent["prompts"] == [{"id": "p7", "answer": "42", "metadata": {"level": [1, 2], "loss": None}}, None]
+    row = {"id": "p7", "answer": "42", "metadata": {"level": [1, 2], "loss": None}, "tools": list(tools)}
+    assert sent["prompts"] == [row, None]
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 100), st.integers(1, 9))
