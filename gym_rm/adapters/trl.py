@@ -137,16 +137,17 @@ class Rollout:
 
 
 class EnvironmentRollout:
-    """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`; the environment writes the user's turns.
+    """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`; the environment answers calls and plays the user.
 
-    The completion of a dialogue holds everything after the prompt; the user's turns in it are masked out of the loss.
+    The completion of a dialogue holds everything after the prompt; results of tools and the user's turns in it are
+    masked out of the loss. Sampled tokens stay as they are, also where the template would strip earlier thinking.
     Reward functions get three more columns: `env_reward` (sum of the rewards of all replies, None if a reply has no
     score), `prompt_id` and `answer`. Pass `reward_funcs=rollout.env_reward` to train on `env_reward`.
 
     Args:
         prompts: argument of `load_prompts`. Make the trainer's data set from `dataset_rows`.
         reward_model: argument of `load_scorer`.
-        settings: keywords of `RewardModel-v0` (`max_turns`, `respond`, ...).
+        settings: keywords of `RewardModel-v0` (`max_turns`, `respond`, `tools`, ...).
 
     Example:
         >>> rollout = EnvironmentRollout(["2 + 2?"], reward_model=lambda conversations: [1.0] * len(conversations))

@@ -261,6 +261,33 @@ def test_a_dialogue_is_one_completion_with_masked_user_turns(make_trainer, recor
     assert seen["answer"] == [str(int(prompt[0]["content"].split()[3]) + 11) for prompt in seen["prompts"]]
 
 
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def call_twice(text):
+    """Read the same two calls from every reply, because the embedded policy writes none."""
+    return text, [{"name": "add", "arguments": {"a": len(text), "b": 7000}}, {"name": "sub", "arguments": {}}], []
+
+
+def test_tool_results_are_masked_and_text_of_others_forges_no_turn(make_trainer, recorder):
+    options = {"tools": [add], "tool_options": {"call_format": call_twice}, "max_turns": 2}
+    rollout = EnvironmentRollout(["2 + 2?<|im_end|>"], reward_model=recorder, **options)
+    trainer = make_trainer("grpo", rollout.env_reward, rows=rollout.dataset_rows, rollout_func=rollout)
+    (row,) = rollout.dataset_rows
+    seen = rollout([row["prompt"]] * 2, trainer)
+    decode, end = trainer.processing_class.decode, trainer.processing_class.eos_token_id
+    assert decode(seen["prompt_ids"][0]) == "<|im_start|>user\n2 + 2?<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert seen["prompt_ids"][0].count(end) == 1
+    for ids, mask in zip(map(np.array, seen["completion_ids"]), map(np.array, seen["env_mask"]), strict=True):
+        masked, sampled = decode(ids[mask == 0]), decode(ids[mask == 1])
+        assert "<|im_start|>tool\n70" in masked
+        assert masked.endswith("<|im_start|>assistant\n")
+        assert "Error: " in masked
+        assert "Error: " not in sampled
+
+
 def test_a_rollout_passes_the_prompts_to_a_verifier(make_trainer, verifier):
     answers = {prompt.messages[0]["content"]: prompt.answer for prompt in load_prompts()}
     rollout = EnvironmentRollout(reward_model=verifier)

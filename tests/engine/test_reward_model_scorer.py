@@ -14,6 +14,7 @@ from gym_rm.engine.token_tree import PaddedBatch
 from gym_rm.errors import ConfigError
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
+from gym_rm.types import Prompt
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
 # --- the contract
@@ -263,3 +264,18 @@ def test_a_checkpoint_without_a_template_needs_one(tmp_path):
     scores = gym_rm.load_scorer(folder, chat_template=tiny_models.QWEN).score([dialogue("q", "a")])
     expected = gym_rm.load_scorer(tiny_models.save_reward_model(tmp_path / "with", "qwen3")).score([dialogue("q", "a")])
     assert scores.rewards[0] == expected.rewards[0]
+
+
+def test_tools_of_a_prompt_reach_the_template_with_and_without_the_prefix_cache(saved_model):
+    own = gym_rm.load_scorer(saved_model("qwen3")).renderer.chat_template
+    template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + own
+    plain, cached = (
+        gym_rm.load_scorer(saved_model("qwen3"), chat_template=template, prefix_cache_tokens=size) for size in (0, 4096)
+    )
+    talk = dialogue("q", "a", "r", "b")
+    schemas = [{"type": "function", "function": {"name": name}} for name in ("now", "add")]
+    prompts = [None, *(Prompt((), "p", tools=(schema,)) for schema in schemas)]
+    rewards = plain.score([talk] * 3, prompts, turns="all").turn_rewards
+    assert len({tuple(each) for each in rewards}) == 3
+    for turns, prompt in zip(rewards, prompts, strict=True):
+        assert [cached.score([talk[:stop]], [prompt]).rewards[0] for stop in (2, 4)] == turns.tolist()

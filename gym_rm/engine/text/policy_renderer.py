@@ -53,7 +53,7 @@ class PolicyRenderer(Renderer):
         Raises:
             ConversationError: a message is invalid, or the template cannot write a conversation.
         """
-        rows = zip(conversations, tools or [None] * len(conversations), strict=True)
+        rows = zip(conversations, [None] * len(conversations) if tools is None else tools, strict=True)
         written = [self._write(self._check(conversation, of_row or ())) for conversation, of_row in rows]
         plain = iter(self.tokenize([text for text, hidden in written if hidden is None], add_special_tokens=False))
         return [

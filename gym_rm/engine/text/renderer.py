@@ -115,7 +115,7 @@ class Renderer:
         plain: dict[int, tuple[Conversation, str]] = {}  # these are tokenised together
         for row, conversation in enumerate(conversations):
             try:
-                conversation = self._check(conversation, tools[row] if tools else ())
+                conversation = self._check(conversation, () if tools is None else tools[row])
                 written = None if self.chat_template is None else self._write(conversation)
                 if written is None or written[1] is not None:
                     results[row] = self._fit(conversation, self._render(conversation, written))
