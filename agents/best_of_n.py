@@ -31,11 +31,11 @@ from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, load_conf
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.answers import is_right
 from gym_rm.evaluation.best_of_n import expected_best, kl_bound
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.grpo_settings import settings_help
+from gym_rm.policy.rollouts import RolloutBatch
 from gym_rm.policy.trained_policy import open_policy
 
 REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
@@ -56,6 +56,12 @@ class BestOfNSettings(Config):
     """Folder, hub id, URL, `module:function` or dict for `gym_rm.load_scorer`; null for the embedded reward model."""
     reward_model_kwargs: dict[str, Any] = Field(default={})
     """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
+    tools: list[str] | None = None
+    """Tools that the policy may call: `calculator`, `python`, or `module:function`."""
+    tool_options: dict[str, Any] = Field(default={})
+    """Options of the tools: call_format, max_calls, timeout, max_result_length; see docs/tools.md."""
+    max_turns: PositiveInt | None = None
+    """Most replies in an episode; null for 1, or 4 with tools. The last one is scored."""
     max_new_tokens: PositiveInt = 256
     """Most tokens in a reply; longer ones are cut here and scored."""
     max_num_seqs: PositiveInt | None = None
@@ -78,7 +84,10 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
         group_size=settings.n,
         reward_model=gym_rm.load_scorer(settings.reward_model, **settings.reward_model_kwargs),
         fallback_reward=0.0,
-        max_turns=1,
+        max_turns=settings.max_turns or (4 if settings.tools else 1),
+        reward_on="end",
+        tools=settings.tools,
+        tool_options=settings.tool_options,
         autoreset_mode="Disabled",
     )
     start = open_policy(settings.policy)
@@ -90,19 +99,24 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
         temperature=settings.temperature,
     )
     indices = np.repeat(np.arange(len(prompts)), settings.n)
-    observations, infos = envs.reset(options={"prompt_indices": indices})
-    seeds = np.random.SeedSequence(settings.seed).generate_state(len(indices), np.uint64) >> 1
-    asked = PolicyRenderer(start.tokenizer).prompts(observations, infos.get("tools"))
-    replies = sampler.sample(asked, seeds=seeds.tolist())
-    _, rewards, _, _, infos = envs.step([reply.text for reply in replies])
+    batch = RolloutBatch(
+        PolicyRenderer(start.tokenizer),
+        indices,
+        np.arange(len(indices)),
+        group_size=settings.n,
+        seed=(settings.seed,),
+        rows=np.ones(len(indices), bool),
+    )
+    batch.begin(*envs.reset(options={"prompt_indices": indices}))
+    while batch.playing.any():
+        seen = batch.prompts()
+        completions = sampler.sample(seen, seeds=batch.seeds())
+        batch.add(seen, completions, envs.step(batch.replies(completions), rows=batch.playing))
     envs.close()
-    answers = [prompts[index].answer for index in indices]
-    right = [
-        np.nan if answer is None else is_right(reply.text, answer)
-        for reply, answer in zip(replies, answers, strict=True)
-    ]
-    rewards = np.where(infos["score_ok"], rewards, np.nan)
-    return rewards.reshape(-1, settings.n), np.array(right, dtype=float).reshape(-1, settings.n)
+    rollouts = batch.rollouts()
+    rewards = np.array([rollout.reward for rollout in rollouts])
+    right = np.array([np.nan if rollout.right is None else rollout.right for rollout in rollouts])
+    return rewards.reshape(-1, settings.n), right.reshape(-1, settings.n)
 
 
 def curve(rewards: np.ndarray, right: np.ndarray) -> list[dict[str, float]]:

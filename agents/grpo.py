@@ -215,6 +215,8 @@ def make_envs(settings: GRPOSettings, prompts: Sequence[Prompt], scorer: Scorer,
         max_turns=settings.env.max_turns,
         respond=settings.env.respond,
         reward_on=settings.env.reward_on,
+        tools=settings.env.tools,
+        tool_options=settings.env.tool_options,
         # A reply alone cannot be compared with others: its score is then missing, which metrics leave out.
         fallback_reward=0.0 if group_size == 1 and is_relative(scorer) else settings.env.fallback_reward,
         autoreset_mode="Disabled",

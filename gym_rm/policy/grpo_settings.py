@@ -79,6 +79,11 @@ class RolloutEnvSettings(Config):
     respond: str | dict[str, Any] | None = None
     """User simulator, `module:function`, or a chat model as user, `{model: ..., instructions: ...}`; see
     docs/environment.md and docs/judges.md."""
+    tools: list[str] | None = None
+    """Tools that the policy may call: `calculator`, `python`, or `module:function`. A reply with calls is a turn, and
+    so is the answer after it."""
+    tool_options: dict[str, Any] = Field(default={})
+    """Options of the tools: call_format, max_calls, timeout, max_result_length; see docs/tools.md."""
     reward_on: Literal["turn", "end"] = "turn"
     """`turn` scores every reply, `end` only the last one of an episode."""
     fallback_reward: Finite | None = None
@@ -87,6 +92,15 @@ class RolloutEnvSettings(Config):
     audit: str | None = None
     """File of `gym-rm audit -o FILE.json`: a warning is printed if the audit found a weakness of the reward model. null
     for no file; the embedded reward model has its own."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_turns_for_tools(self) -> RolloutEnvSettings:
+        if self.tools and self.max_turns == 1:
+            raise ValueError(
+                f"tools={self.tools} with max_turns=1: a call is a reply, after which none is left for the answer; set "
+                "max_turns to 2 or more"
+            )
+        return self
 
 
 class AdvantageSettings(Config):

@@ -33,6 +33,8 @@ class RolloutTurn:
         reward: reward of this reply: 0 if it was not scored, NaN if its score is missing.
         reply: the whole reply, as the environment got it: with the tag of its thinking that the template wrote.
         thinking_tokens: sampled tokens before the answer; 0 for a reply without thinking.
+        tool_calls: number of tools that it called; None in an environment without tools.
+        tool_errors: number of its calls that failed or could not be read.
     """
 
     prompt: TokenIds
@@ -40,6 +42,8 @@ class RolloutTurn:
     reward: float
     reply: str = ""
     thinking_tokens: int = 0
+    tool_calls: int | None = None
+    tool_errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,12 @@ class Rollout:
     def right(self) -> bool | None:
         """Whether the last reply has the reference answer, checked without the reward model; None without an answer.
 
-        Its thinking is not read.
+        Its thinking is not read, and a call of a tool is no answer.
         """
         _, said = THINKING.split({"content": self.reply})
-        return None if self.answer is None else said is not None and is_right(said, self.answer)
+        if self.answer is None or self.turns[-1].tool_calls:
+            return None if self.answer is None else False
+        return said is not None and is_right(said, self.answer)
 
     @property
     def num_tokens(self) -> int:
@@ -251,7 +257,9 @@ class RolloutBatch:
         for row, prompt, completion in zip(np.flatnonzero(self.playing).tolist(), prompts, completions, strict=True):
             reward = math.nan if scored[row] and not ok[row] else float(rewards[row])
             thinking = self._thinking_tokens(replies[row], completion)
-            self._turns[row].append(RolloutTurn(prompt, completion, reward, replies[row], thinking))
+            calls, errors = (int(infos[name][row]) if name in infos else None for name in ("tool_calls", "tool_errors"))
+            turn = RolloutTurn(prompt, completion, reward, replies[row], thinking, calls, errors or 0)
+            self._turns[row].append(turn)
             self._conversations[row] = observations[row]
             for name, value in infos_of_row(infos.get("components", {}), row).items():
                 self._components[row][name] = self._components[row].get(name, 0.0) + value

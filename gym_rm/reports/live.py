@@ -22,6 +22,8 @@ WATCHED = {
     "entropy": ("entropy", "{:.3g}"),
     "completion_tokens": ("tokens", "{:.0f}"),
     "thinking_tokens": ("thinking", "{:.0f}"),
+    "tool_calls": ("calls", "{:.2f}"),
+    "tool_errors": ("failed calls", "{:.0%}"),
     "finished": ("finished", "{:.0%}"),
     "failed": ("failed", "{:.0%}"),
     "flat_groups": ("flat groups", "{:.0%}"),
@@ -29,7 +31,7 @@ WATCHED = {
     "grad_norm": ("gradient", "{:.2g}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
 }
-IF_ANY = ("failed", "flat_groups", "clipped")  # not shown if 0
+IF_ANY = ("failed", "flat_groups", "clipped", "tool_errors")  # not shown if 0
 
 
 class LiveView:

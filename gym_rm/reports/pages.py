@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gym_rm.reports.transcripts import cut, visible
+from gym_rm.reports.transcripts import call_lines, cut, visible
 
 
 def render(template: str, **values: Any) -> str:
@@ -28,8 +28,9 @@ def write_page(page: str, path: str | Path) -> Path:
 
 
 def message_texts(message: Mapping[str, Any]) -> dict[str, str]:
-    """Return the role and the text of a message as a page shows them."""
-    return {"role": visible(str(message["role"])), "text": cut(message.get("content") or "")}
+    """Return the role and the text of a message, with its tool calls, as a page shows them."""
+    text = "\n".join([message.get("content") or "", *call_lines(message)]).removeprefix("\n")
+    return {"role": visible(str(message["role"])), "text": cut(text)}
 
 
 @functools.cache

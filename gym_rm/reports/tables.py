@@ -37,6 +37,8 @@ def results_table(run: Run) -> Table:
         ("completion_tokens", "tokens of a reply"),
         ("thinking_tokens", "tokens of its thinking"),
         ("answer_tokens", "tokens of its answer"),
+        ("tool_calls", "tool calls of an episode"),
+        ("tool_errors", "calls that failed"),
     ):
         if before.get(name) is not None and after.get(name) is not None:
             table.add_row(label, *_format(name, (before[name], after[name])))
@@ -85,7 +87,7 @@ def signed(value: float, *, like: Sequence[float] = ()) -> str:
 def _format(name: str, values: Sequence[float]) -> list[str]:
     if name == "reward_mean":
         return [signed(value, like=values) for value in values]
-    return [f"{value:.1%}" if name == "accuracy" else f"{value:.1f}" for value in values]
+    return [f"{value:.1%}" if name in ("accuracy", "tool_errors") else f"{value:.1f}" for value in values]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

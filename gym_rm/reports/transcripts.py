@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gym_rm.engine.text.tool_calls import calls_of
 from gym_rm.types import Conversation, Message
@@ -38,10 +39,15 @@ def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> 
     return visible("\n".join([*lines, f"--- {outcome}"] if outcome else lines))
 
 
+def call_lines(message: Mapping[str, Any]) -> list[str]:
+    """Return a line for each tool call of a message."""
+    return [f"calls {name}({json.dumps(arguments, ensure_ascii=False)})" for name, arguments in calls_of(message)]
+
+
 def _lines(message: Message) -> list[str]:
     """Return what a message says, and the calls that it makes."""
     who = f"{message['role']} {message['name']}" if "name" in message else message["role"]
-    calls = [f"  calls {name}({json.dumps(arguments, ensure_ascii=False)})" for name, arguments in calls_of(message)]
+    calls = [f"  {line}" for line in call_lines(message)]
     said = f"{who}: {message['content']}"
     return [said if message["content"] or not calls else f"{who}:", *calls]
 

@@ -1,0 +1,170 @@
+"""A task for `agents/grpo.py` with a tool: arithmetic that the policy cannot do, and a calculator that it may call.
+
+    python agents/arithmetic.py outputs/arithmetic        # writes the prompts and a policy; a minute
+    python agents/grpo.py --config configs/grpo/tool.yaml # learns to call the calculator
+    python agents/grpo.py --config configs/grpo/tool.yaml env.tools=null  # without it
+
+One question in five asks for the largest or smallest of three numbers, which the embedded policy can answer; the others
+are sums and differences of three numbers. The policy is the embedded one after it has read the dialogues of a careless
+user of a calculator, who often answers without it (and wrong), mistypes numbers, or writes calls that cannot be read.
+The result is usually copied into the answer. Only the last answer is rewarded; nothing rewards a call. (Expressions
+begin with a space, because the vocabulary has the numbers with one.)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from gym_rm.assets import number_task
+from gym_rm.policy.trained_policy import open_policy
+
+# Calls and results in the format of Hermes and Qwen; only the names and arguments of the tools, for a small vocabulary.
+TEMPLATE = """\
+{%- if tools -%}
+  {{- '<|im_start|>system\\n<tools>' -}}
+  {%- for tool in tools -%}
+    {{- ' ' + tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' -}}
+  {%- endfor -%}
+  {{- '</tools><|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'tool' -%}
+    {{- '<|im_start|>user\\n<tool_response> ' + message.content + ' </tool_response>' -}}
+  {%- else -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content -}}
+    {%- for call in message.tool_calls or [] -%}
+      {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+      {{- call.function.arguments | tojson + '}\\n</tool_call>' -}}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+CALCULATOR = {"name": "calculator", "parameters": {"properties": {"expression": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": CALCULATOR}]
+NUM_PROMPTS, EASY = 512, 0.2
+RIGHT, MISTYPED, BROKEN = 0.3, 0.2, 0.15  # calls of the careless user; otherwise it answers without one
+COPIED, KNOWN = 0.9, 0.5
+STEPS, CAREFUL_STEPS, BATCH_SIZE, LEARNING_RATE = 550, 400, 16, 4e-3
+
+
+def question(rng: random.Random, *, easy: float = EASY) -> tuple[str, str | None, int]:
+    """Return a question, the expression that it asks for (None: it asks to compare three numbers), and its answer."""
+    if rng.random() < easy:
+        asked = number_task.sample_question(rng, held_out=False)
+        return asked.text, None, asked.answer
+    while True:
+        a, b, c = (rng.randint(10, 99) for _ in range(3))
+        text = f"{a} {rng.choice('+-')} {b} {rng.choice('+-')} {c}"
+        if 10 <= eval(text) <= 99:
+            return f"What is {text}?", text, eval(text)
+
+
+def call_of(text: str) -> str:
+    """Return a call of the calculator as the policy writes it."""
+    arguments = json.dumps({"expression": f" {text}"})
+    return f'<tool_call>\n{{"name": "calculator", "arguments": {arguments}}}\n</tool_call>'
+
+
+def mistyped(text: str, rng: random.Random) -> str:
+    """Return an expression with another number or another operator."""
+    parts = text.split()
+    place = rng.randrange(len(parts))
+    parts[place] = str(rng.randint(10, 99)) if place % 2 == 0 else "+-"[parts[place] == "+"]
+    return " ".join(parts)
+
+
+def broken(call: str, rng: random.Random) -> str:
+    """Return a call that cannot be read."""
+    return rng.choice([call.replace('"}}', '"}'), call.replace('"}}', "}}"), call.replace('"arg', "arg")])
+
+
+def answer(value: int, rng: random.Random, *, right: float) -> dict[str, Any]:
+    """Return an answer, which is right with this probability."""
+    return {"role": "assistant", "content": f"It is {value if rng.random() < right else rng.randint(10, 99)}."}
+
+
+def dialogue(rng: random.Random, *, careful: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return a dialogue of a user of a calculator, and its tools: in one of five there are none."""
+    tools = TOOLS if rng.random() < 0.8 else None
+    text, used, value = question(rng, easy=EASY if tools else 0.5)
+    asked = {"role": "user", "content": text}
+    luck = rng.random() * (RIGHT if careful else 1.0)
+    if used is None or tools is None or luck > RIGHT + MISTYPED + BROKEN:
+        return [asked, answer(value, rng, right=KNOWN if used is None else 0.0)], tools
+    if luck > RIGHT:
+        used = mistyped(used, rng)
+    if luck > RIGHT + MISTYPED:
+        return [asked, {"role": "assistant", "content": broken(call_of(used), rng)}], tools
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": f" {used}"}}}
+    return [
+        asked,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": str(eval(used))},
+        answer(eval(used), rng, right=1.0 if careful else COPIED),
+    ], tools
+
+
+def tokens_of(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[list[int]]:
+    """Return the tokens of a dialogue and its labels: what the assistant wrote, -100 elsewhere."""
+    write = functools.partial(tokenizer.apply_chat_template, tools=tools, return_dict=False)
+    tokens, labels = write(messages), []
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            start = len(write(messages[:number], add_generation_prompt=True))
+            end = len(write(messages[: number + 1])) - 1  # without the line break after its end token
+            labels += [-100] * (start - len(labels)) + tokens[start:end]
+    return [tokens, labels + [-100] * (len(tokens) - len(labels))]
+
+
+def write_prompts(path: Path, rng: random.Random) -> None:
+    asked = [question(rng) for _ in range(NUM_PROMPTS)]
+    rows = [{"prompt": text, "answer": value} for text, _, value in asked]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_policy(folder: Path, rng: random.Random) -> None:
+    """Train the embedded policy on dialogues of the careless user, and save it."""
+    policy = open_policy(None)
+    model, tokenizer = policy.model, policy.tokenizer
+    tokenizer.chat_template = TEMPLATE
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
+    for step in range(STEPS):
+        dialogues = [dialogue(rng, careful=step < CAREFUL_STEPS) for _ in range(BATCH_SIZE)]
+        rows = [torch.tensor(tokens_of(tokenizer, *each)) for each in dialogues]
+        length = max(row.shape[1] for row in rows)
+        tokens, labels = (
+            torch.stack([pad(row[part], (0, length - row.shape[1]), value=fill) for row in rows])
+            for part, fill in ((0, 0), (1, -100))
+        )
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 50 == 0:
+            print(f"step {step}/{STEPS}: loss {loss.item():.3f}")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    write_prompts(folder / "prompts.jsonl", random.Random(1))
+    write_policy(folder / "policy", random.Random(2))
+    print(f"wrote {folder}; train with: python agents/grpo.py --config configs/grpo/tool.yaml")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
