@@ -37,9 +37,10 @@ from transformers.utils import logging as transformers_logging
 
 import gym_rm
 from gym_rm.config import load_config
+from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
-from gym_rm.policy.advantages import estimate_advantages, flat_groups, overlong_penalty, rewards_to_go
+from gym_rm.policy import advantages as estimators
 from gym_rm.policy.defaults import complete, open_scorer, read_prompts
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
@@ -53,6 +54,11 @@ from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative
 from gym_rm.training.stop_signals import heard_signals
 from gym_rm.types import Prompt
+
+SUM_WARNING = (
+    "advantage.steps=sum pays for more steps: policies then split or pad their replies (PURE, arXiv 2504.15275). Watch "
+    "steps_per_reply, or use advantage.steps=min."
+)
 
 # --- a step ----------------------------------------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ def train_step(
                     old_log_probs=log_probs.detach() if old is None else tensor(old[tokens]),
                     sampler_log_probs=tensor(samples.log_probs[tokens]),
                     reference_log_probs=None if reference is None else tensor(reference[tokens]),
-                    advantages=tensor(advantages[rows]),
+                    advantages=tensor(advantages[tokens]),
                     weights=tensor(weights[rows] * counts),
                 )
                 terms = policy_loss(log_probs, entropy, inputs, settings.loss)
@@ -133,6 +139,7 @@ def train_step(
     metrics = loss_metrics(totals, num_updates=settings.optimizer.updates_per_step * settings.optimizer.epochs)
     if not learner.measures_kl:
         del metrics["kl"]
+    advantages = advantages[np.cumsum(samples.lengths) - samples.lengths]  # of the first token of each turn
     metrics |= {"advantage_std": float(learner.shared(advantages)[0].std()), **update}
     return rollouts, np.array([advantages[samples.owners == row].mean() for row in range(len(rollouts))]), metrics
 
@@ -146,7 +153,7 @@ def groups_of_updates(settings: GRPOSettings, step: int) -> Iterator[np.ndarray]
 
 def shaped_rewards(samples: Samples, settings: GRPOSettings) -> np.ndarray:
     """Return the rewards of the rollouts `[B]`, less the penalty for length that the settings ask for."""
-    return overlong_penalty(
+    return estimators.overlong_penalty(
         samples.column("reward"),
         samples.column("num_tokens"),
         samples.column("finished"),
@@ -159,15 +166,15 @@ def shaped_rewards(samples: Samples, settings: GRPOSettings) -> np.ndarray:
 def advantages_of(
     learner: Learner, samples: Samples, rewards: np.ndarray, settings: GRPOSettings
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the advantages of the turns `[M]`, and which of them count in the loss `[M]`.
+    """Return the advantages of the tokens `[N]`, and which turns count in the loss `[M]`.
 
     Rewards are compared with those of all ranks.
     """
     options, groups, owners = settings.advantage, samples.column("group"), samples.owners
-    compared = rewards
+    compared, kept = rewards, np.isfinite(rewards)
     if options.per_turn:
         turn_rewards = [rollout.rewards_with(reward) for rollout, reward in zip(samples.rollouts, rewards, strict=True)]
-        compared = np.concatenate([rewards_to_go(each) for each in turn_rewards])
+        compared = np.concatenate([estimators.rewards_to_go(each) for each in turn_rewards])
         numbers = np.concatenate([np.arange(len(each)) for each in turn_rewards])
         groups, owners = samples.groups * settings.env.max_turns + numbers, np.arange(len(samples.turns))
     every, ours = learner.shared(compared)
@@ -175,30 +182,37 @@ def advantages_of(
     if options.estimator == "gdpo":
         names = sorted(set(learner.gathered(samples.component_names)))  # other ranks may have other components
         components = {name: learner.shared(samples.component(name))[0] for name in names}
-    advantages = estimate_advantages(
-        every,
-        learner.shared(groups)[0],
-        estimator=options.estimator,
-        std_floor=options.std_floor,
-        components=components,
-        component_weights=options.component_weights,
-    )[ours]
-    kept = np.isfinite(rewards)
+    groups = learner.shared(groups)[0]
+    estimate: dict[str, Any] = {"estimator": options.estimator, "std_floor": options.std_floor}
+    parts = {"components": components, "component_weights": options.component_weights}
+    of_turns = estimators.estimate_advantages(every, groups, **estimate, **parts)[ours][owners]
+    advantages = of_turns.repeat(samples.lengths)
+    if options.steps is not None:
+        steps = learner.gathered(samples.steps)
+        if not any(map(len, steps)) and np.isfinite(every).any():
+            raise ConfigError(f"advantage.steps={options.steps!r} needs a process reward model; no reply has steps.")
+        of_steps = estimators.step_advantages(steps, groups, credit=options.steps, **estimate)[ours]
+        advantages = options.reward_weight * advantages + samples.of_steps(of_steps)
+        if not options.reward_weight:
+            kept &= np.array([len(each) > 0 for each in samples.steps])
     if options.overlong == "filter":
         kept &= samples.column("finished")
     if options.dynamic_sampling:
         kept &= ~np.isin(samples.column("group"), groups_without_signal(samples.rollouts, settings))
-    return advantages[owners], kept[samples.owners]
+    return advantages, kept[samples.owners]
 
 
 def groups_without_signal(rollouts: Sequence[Rollout], settings: GRPOSettings) -> np.ndarray:
     """Return the groups whose rewards, or all components for GDPO, are equal: they teach nothing."""
     samples = Samples(rollouts)
     rewards = samples.column("reward")
+    if settings.advantage.steps is not None:
+        of_steps = estimators.step_values(samples.steps, settings.advantage.steps)
+        rewards = np.stack([of_steps, rewards], axis=1) if settings.advantage.reward_weight else of_steps
     if settings.advantage.estimator == "gdpo":
         parts = np.array([samples.component(name) for name in samples.component_names])
         rewards = np.where(np.isfinite(rewards)[:, None], parts.T, math.nan)
-    return flat_groups(rewards, samples.column("group"))
+    return estimators.flat_groups(rewards, samples.column("group"))
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -289,6 +303,8 @@ def describe(
     """Print what is trained on what, and the warning of the reward model's audit."""
     if (warning := audit_warning(scorer, settings.env.audit)) is not None:
         console.print(f"[yellow]{escape(warning)}[/]", highlight=False)
+    if settings.advantage.steps == "sum":
+        console.print(f"[yellow]{escape(SUM_WARNING)}[/]", highlight=False)
     console.print(
         f"policy {learner.start.name} ({learner.start.model.num_parameters():,} parameters) on {learner.device}, "
         f"reward model {settings.env.reward_model or 'embedded'}, {prompts} prompts, {held_out} held out, "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -63,19 +64,19 @@ def write_prompts(path: Path, rng: random.Random) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_policy(folder: Path, rng: random.Random) -> None:
-    """Train the embedded policy on functions of the careless programmer, and save it."""
+def imitate(folder: Path, example: Callable[[], tuple[str, str]]) -> None:
+    """Train the embedded policy on examples of questions with replies, and save it."""
     policy = open_policy(None)
     model, tokenizer = policy.model, policy.tokenizer
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
     for step in range(STEPS):
         rows = []
-        for text, body in rng.choices(questions(), k=BATCH_SIZE):
+        for text, said in (example() for _ in range(BATCH_SIZE)):
             asked = tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
             )
-            reply = tokenizer(careless(body, rng))["input_ids"] + [tokenizer.eos_token_id]
+            reply = tokenizer(said)["input_ids"] + [tokenizer.eos_token_id]
             rows.append((asked, reply))
         length = max(len(asked) + len(reply) for asked, reply in rows)
         tokens, labels = torch.zeros(2, BATCH_SIZE, length, dtype=torch.int64)
@@ -99,7 +100,14 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
     write_prompts(folder / "prompts.jsonl", random.Random(1))
-    write_policy(folder / "policy", random.Random(2))
+    rng = random.Random(2)
+    asked = questions()
+
+    def example() -> tuple[str, str]:
+        text, body = rng.choice(asked)
+        return text, careless(body, rng)
+
+    imitate(folder / "policy", example)
     print(f"wrote {folder}; train with: python agents/grpo.py --config configs/grpo/code.yaml")
 
 

@@ -62,6 +62,7 @@ class _PlainScores(pydantic.BaseModel):
     components: dict[str, list[Number]] = {}
     turn_rewards: list[list[Number]] | None = None
     step_rewards: list[list[Number]] | None = None
+    step_ends: list[list[Count]] | None = None
     terminations: list[bool] | None = None
     infos: dict[str, list[Any]] = {}
     info_masks: dict[str, list[bool]] = {}

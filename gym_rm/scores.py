@@ -42,6 +42,7 @@ class Score:
     error: str | None
     turn_rewards: RewardArray | None
     step_rewards: RewardArray | None
+    step_ends: NDArray[np.int64] | None
     terminated: bool
     infos: Mapping[str, Any]
 
@@ -61,6 +62,9 @@ class Scores:
         errors: `[N]`, None or why the score is missing.
         turn_rewards: with `turns="all"`, `[N]` arrays of float64, one value per assistant turn.
         step_rewards: for process reward models, `[N]` arrays of float64, one value per step of the last reply.
+        step_ends: with `step_rewards`, `[N]` arrays of int64: the character of the last reply's content after the end
+            of each step (without the separator). Empty where this is not known: for rendered texts, and for answers
+            (`judged="answer"`) that are not one piece of the reply.
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
         infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
             int64, bool or objects. Environments copy them to their `infos`.
@@ -70,7 +74,7 @@ class Scores:
         workload: cost of the `score` call.
 
     Raises:
-        ConfigError: a column does not have N entries.
+        ConfigError: a column does not have N entries, or a row has another number of `step_ends` than of steps.
 
     Example:
         >>> scores = Scores.from_rewards([0.5, 1.0])
@@ -87,6 +91,7 @@ class Scores:
     errors: tuple[str | None, ...]
     turn_rewards: tuple[RewardArray, ...] | None = None
     step_rewards: tuple[RewardArray, ...] | None = None
+    step_ends: tuple[NDArray[np.int64], ...] | None = None
     terminations: NDArray[np.bool_] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     info_masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
@@ -97,7 +102,7 @@ class Scores:
         converted: dict[str, Any] = {
             name: _array(name, getattr(self, name), dtype)
             for name, dtype in _DTYPES.items()
-            if getattr(self, name) is not None or name != "terminations"
+            if name != "step_ends" and (getattr(self, name) is not None or name != "terminations")
         }
         if not isinstance(self.errors, Sequence) or isinstance(self.errors, str):
             raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
@@ -106,9 +111,9 @@ class Scores:
         for group, dtype in (("components", np.float64), ("info_masks", np.bool_)):
             named = getattr(self, group).items()
             converted[group] = {name: _array(f"{group}[{name!r}]", each, dtype) for name, each in named}
-        for name in ("turn_rewards", "step_rewards"):
-            if getattr(self, name) is not None:
-                converted[name] = tuple(np.asarray(each, dtype=np.float64) for each in getattr(self, name))
+        for name in ("turn_rewards", "step_rewards", "step_ends"):
+            if (lists := getattr(self, name)) is not None:
+                converted[name] = tuple(np.asarray(each, dtype=_DTYPES.get(name, np.float64)) for each in lists)
         for name, value in converted.items():
             object.__setattr__(self, name, value)
         size = self.rewards.size
@@ -120,6 +125,10 @@ class Scores:
             if shape[:1] != (size,) or (name != "infos" and len(shape) != 1):
                 shown = name if key is None else f"{name}[{key!r}]"
                 raise ConfigError(f"{shown} of Scores must have one entry per reward ({size}), got the shape {shape}.")
+        for row, ends in enumerate(self.step_ends or ()):
+            steps = () if self.step_rewards is None else self.step_rewards[row]
+            if len(ends) not in (0, len(steps)):
+                raise ConfigError(f"row {row} of Scores has {len(ends)} step_ends, but {len(steps)} step_rewards.")
         masks = {name: mask for name in self.infos if not (mask := self.has_info(name)).all()}  # the others say nothing
         object.__setattr__(self, "info_masks", masks)
 
@@ -299,6 +308,7 @@ class Scores:
             error=self.errors[row],
             turn_rewards=None if self.turn_rewards is None else self.turn_rewards[row],
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
+            step_ends=None if self.step_ends is None else self.step_ends[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
             infos={name: _item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
         )
@@ -349,6 +359,7 @@ _DTYPES: dict[str, Any] = {
     "num_tokens": np.int64,
     "truncated_tokens": np.int64,
     "terminations": np.bool_,
+    "step_ends": np.int64,
 }
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
 

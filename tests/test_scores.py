@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gym_rm import ConfigError, Scores, ScoringError
 from gym_rm.types import Provenance, Workload
 
-OPTIONAL = ("turn_rewards", "step_rewards", "terminations")
+OPTIONAL = ("turn_rewards", "step_rewards", "step_ends", "terminations")
 
 
 def floats(size):
@@ -28,6 +28,7 @@ def scores(draw, size=None):
     values[[error is not None for error in errors]] = np.nan
     counts = np.arange(size, dtype=np.int64)
     rows = tuple(np.arange(row, dtype=np.float32) for row in range(size))
+    has_steps = draw(st.booleans())
     names = draw(st.sets(st.sampled_from(["a", "b/c"])))
     return Scores(
         rewards=values,
@@ -36,7 +37,8 @@ def scores(draw, size=None):
         truncated_tokens=counts % 2,
         errors=tuple(errors),
         turn_rewards=rows if draw(st.booleans()) else None,
-        step_rewards=rows[::-1] if draw(st.booleans()) else None,
+        step_rewards=rows[::-1] if has_steps else None,
+        step_ends=rows[::-1] if has_steps and draw(st.booleans()) else None,
         terminations=counts % 3 == 0 if draw(st.booleans()) else None,
         infos={"verdict": np.array(list("abcdef")[:size], dtype=object)} if draw(st.booleans()) else {},
         provenance=Provenance("Test", "test"),
@@ -89,7 +91,7 @@ def test_rows_have_the_values_of_the_columns(data):
         assert one.components.keys() == whole.components.keys()
         assert one.num_tokens == row + 1
         assert one.terminated == (whole.terminations is not None and row % 3 == 0)
-        for name in ("turn_rewards", "step_rewards"):
+        for name in ("turn_rewards", "step_rewards", "step_ends"):
             column = getattr(whole, name)
             assert getattr(one, name) is (None if column is None else column[row])
 
@@ -164,6 +166,7 @@ def test_rows_out_of_range_are_index_errors():
         {"components": {"a": np.zeros(1)}},
         {"infos": {"a": ["x", "y", "z"]}},
         {"step_rewards": ([1.0],)},
+        {"step_rewards": ([1.0], [1.0]), "step_ends": ([4],)},
         {"components": {"a": np.zeros((2, 3))}},
         {"terminations": np.zeros((2, 1), bool)},
         {"rewards": np.zeros((2, 1))},
@@ -173,6 +176,12 @@ def test_rows_out_of_range_are_index_errors():
 def test_every_column_must_have_one_entry_per_reward(columns):
     with pytest.raises(ConfigError, match=r"must have one entry per reward \(\d\), got the shape"):
         dataclasses.replace(Scores.from_rewards([1.0, 2.0]), **columns)
+
+
+def test_every_step_has_its_own_end():
+    steps = {"step_rewards": ([0.5, 1.0],), "step_ends": ([3],)}
+    with pytest.raises(ConfigError, match="row 0 of Scores has 1 step_ends, but 2 step_rewards"):
+        dataclasses.replace(Scores.from_rewards([1.0]), **steps)
 
 
 def test_missing_infos_are_none_or_zero_and_never_the_text_0():

@@ -3,11 +3,15 @@
 verl does not pass the prompt to reward functions, so these functions read it from `extra_info`. The manager reads the
 messages that verl's data set stores in `raw_prompt`. The `ground_truth` becomes the prompt's `answer`, for verifiers.
 A reply without a score raises an error: verl has no missing reward and would train on any number returned instead.
+
+The rewards of the steps of a reply are only columns. verl's group estimators add up the rewards of a reply's tokens, so
+to lay them on the tokens of the steps would pay for more steps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +24,7 @@ from gym_rm.scorers.function import FunctionScorer, adapt
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
-Result = dict[str, float]
+Result = dict[str, Any]
 
 
 async def compute_score(
@@ -45,7 +49,9 @@ async def compute_score(
         reward_model, options: arguments of `load_scorer`; verl takes them from `reward_kwargs` of its configuration.
 
     Returns:
-        `score`, `num_tokens`, `truncated_tokens` and `component_{name}` for each component of the reward.
+        `score`, `num_tokens`, `truncated_tokens`, `component_{name}` for each component of the reward, `num_steps`
+        (0 if the scorer does not rate steps), and `step_rewards` and `step_ends` as JSON texts: every row needs all
+        columns, and verl puts those of a batch into one array, which lists of different lengths do not fit into.
 
     Raises:
         ConfigError: `extra_info` has no prompt.
@@ -141,11 +147,15 @@ def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth
 
 async def _score(scorer: MicroBatchingScorer, conversation: Conversation, prompt: Prompt) -> Result:
     (score,) = (await asyncio.wrap_future(scorer.submit([conversation], [prompt]))).raise_for_errors()
+    steps = [[] if each is None else each.tolist() for each in (score.step_rewards, score.step_ends)]
     return {
         "score": score.reward,
         "num_tokens": float(score.num_tokens),
         "truncated_tokens": float(score.truncated_tokens),
         **{f"component_{name}": value for name, value in score.components.items()},
+        "num_steps": float(len(steps[0])),
+        "step_rewards": json.dumps(steps[0]),
+        "step_ends": json.dumps(steps[1]),
     }
 
 

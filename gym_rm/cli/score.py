@@ -57,6 +57,8 @@ def score(
     score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
     score_components         the same for each component of the reward, if the model has components
     score_turns              with --turns all: a list, one number per assistant turn
+    score_steps              with a process reward model: a list, one number per step of the last reply
+    score_step_ends          with a process reward model: where the steps end in the reply, in characters
     score_truncated_tokens   number of tokens that were cut, if any
     score_error              reason for a missing score (score is null)
 

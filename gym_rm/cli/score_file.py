@@ -218,9 +218,11 @@ class FileScoring:
             added[f"{self.key}_components"] = {
                 name: _shaped(labels, map(_number, values[rows])) for name, values in scores.components.items()
             }
-        if scores.turn_rewards is not None:
-            per_turn = ([_number(value) for value in values] for values in scores.turn_rewards[rows])
-            added[f"{self.key}_turns"] = _shaped(labels, per_turn)
+        for name, column in (("turns", scores.turn_rewards), ("steps", scores.step_rewards)):
+            if column is not None:
+                added[f"{self.key}_{name}"] = _shaped(labels, ([*map(_number, values)] for values in column[rows]))
+        if scores.step_ends is not None:
+            added[f"{self.key}_step_ends"] = _shaped(labels, (ends.tolist() for ends in scores.step_ends[rows]))
         if scores.truncated_tokens[rows].any():
             added[f"{self.key}_truncated_tokens"] = _shaped(labels, scores.truncated_tokens[rows].tolist())
         if reason:

@@ -27,7 +27,7 @@ Lines: TypeAlias = Callable[[], Iterator[bytes]]
 
 def added_names(key: str) -> list[str]:
     """Return the names of all fields that may be added to a row."""
-    suffixes = ("components", "turns", "truncated_tokens", "error")
+    suffixes = ("components", "turns", "steps", "step_ends", "truncated_tokens", "error")
     return [key, *(f"{key}_{suffix}" for suffix in suffixes)]
 
 

@@ -121,6 +121,8 @@ class ScoreCall:
             rows.append(turns[-1] if reason is None else _failed(reason, self.kind))
         components = np.array([row.components for row in rows], dtype=np.float64).reshape(len(rows), len(names))
         steps = [empty if row.steps is None else row.steps.astype(np.float64) for row in rows]
+        ends = [row[-1].step_ends if isinstance(row, list) else () for row in self.rendered]
+        ends = [end if len(step) else () for end, step in zip(ends, steps, strict=True)]
         dropped = {"dropped_characters": counts[2]} if counts[2].any() else {}
         return Scores(
             rewards=np.array([row.reward for row in rows]),
@@ -130,6 +132,7 @@ class ScoreCall:
             errors=tuple(row.error for row in rows),
             turn_rewards=tuple(turn_rewards) if all_turns else None,
             step_rewards=tuple(steps) if any(row.steps is not None for row in rows) else None,
+            step_ends=tuple(map(np.array, ends)) if any(ends) else None,
             infos=dropped,
             info_masks={name: column > 0 for name, column in dropped.items()},
             **others,

@@ -67,6 +67,7 @@ class StepCalls:
 
 RESERVED = frozenset(
     {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components"}
+    | {"step_rewards", "step_ends"}
     | {"tools", "tool_calls", "tool_errors", "final_obs", "final_info", "episode"}
 )
 """Names of infos that the environment and Gymnasium's wrappers set themselves."""
@@ -125,5 +126,9 @@ class StepScores:
         for name, values in self.scores.components.items():
             add_values(components, name, values, scored & self.ok & np.isfinite(values))
         add_group(infos, "components", components)
+        for name in ("step_rewards", "step_ends"):
+            if (steps := getattr(self.scores, name)) is not None:
+                has_steps = np.array([len(each) > 0 for each in steps])
+                add_values(infos, name, np.fromiter(steps, object, len(steps)), scored & self.ok & has_steps)
         for name, values in self.scores.infos.items():
             add_values(infos, name, values, scored & self.scores.has_info(name))

@@ -12,6 +12,8 @@ differ in the baseline that they subtract and in what they divide by.
 | `leave_one_out` | `(r - mean of the others) / std` of the whole group | `rloo`, divided as in `grpo` |
 | `gdpo` | weighted sum of each component's `grpo`, whitened over the batch | GDPO, arXiv 2601.05242 |
 
+`step_advantages` compares the rewards of the steps of replies, see there.
+
 The order of rows changes no bit. An advantage is exactly 0 for a row that failed (its reward is not finite), which is
 left out of all statistics, for a group of one, and for a group of equal rewards. B rewards, in all functions.
 """
@@ -19,7 +21,7 @@ left out of all statistics, for a group of one, and for a group of equal rewards
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from gym_rm.errors import ConfigError
 
 Array = NDArray[np.float64]
 LARGEST_REWARD = 1e30  # its square is finite in float64, and itself in float32
+STEP_TEMPERATURE = 0.05  # PURE has 0.1, for step rewards from -1 to 1; ours are probabilities
 
 
 def estimate_advantages(
@@ -145,6 +148,51 @@ def groups_with_signal(rewards: Array, groups: NDArray[Any]) -> list[NDArray[np.
         if len(rows) > 1 and (parts[rows][:, own] != parts[rows[0], own]).any():
             members.append(rows)
     return members
+
+
+def step_advantages(
+    steps: Sequence[Array], groups: NDArray[Any], *, credit: str, estimator: str, std_floor: float
+) -> list[Array]:
+    """Return the advantage of each step of each reply, from the rewards of the steps.
+
+    | credit | advantage of step t | source |
+    | --- | --- | --- |
+    | `min` | A(lowest step) x sum of w_i over steps i >= t, w = softmax(-r / 0.05) | PURE, arXiv 2504.15275 |
+    | `sum` | sum of A(step i) over steps i >= t, compared with all of the group | GRPO, 2402.03300, section 4.1.3 |
+    | `last` | A(last step), for every step | the reward of the outcome |
+
+    A is the estimator's advantage. PURE lays the lowest reward on the steps by w, so that the return is the minimum up
+    to the worst step, and about 0 after it. Here A of the minimum is laid: a reply that the group's mean explains
+    teaches nothing at any step, and as a further step can only lower the minimum, no number of steps pays. (The plain
+    minimum from t on does pay: good steps after a mistake would count as better than the mean of the group.)
+
+    With `sum`, each step that is better than the mean of all steps pays, so a policy splits its reply into more steps,
+    or appends easy ones. PURE reports that training collapses so.
+
+    Args:
+        steps: rewards of the steps of B replies `[S]` each; empty for a reply that is left out.
+        groups: `[B]`, equal for the replies to a prompt.
+        credit: `min`, `sum` or `last`.
+        estimator, std_floor: see `estimate_advantages`; not `gdpo`.
+    """
+    options: dict[str, Any] = {"estimator": estimator, "std_floor": std_floor}
+    if credit == "sum":
+        sizes = np.array([len(each) for each in steps])
+        alone = [group for group in np.unique(groups) if np.count_nonzero(sizes[groups == group]) < 2]
+        owners = np.repeat(groups, sizes)
+        compared = np.where(np.isin(owners, alone), np.nan, np.concatenate(steps))
+        parts = np.split(estimate_advantages(compared, owners, **options), np.cumsum(sizes)[:-1])
+        return [np.array(rewards_to_go(part.tolist())) for part in parts]
+    advantages = estimate_advantages(step_values(steps, credit), groups, **options)
+    weights = [np.exp((each.min(initial=np.inf) - each) / STEP_TEMPERATURE) for each in steps]
+    shares = [each[::-1].cumsum()[::-1] / each.sum() if credit == "min" else np.ones(len(each)) for each in weights]
+    return [advantage * share for advantage, share in zip(advantages, shares, strict=True)]
+
+
+def step_values(steps: Sequence[Array], credit: str) -> Array:
+    """Return what the steps of each reply are worth together `[B]`; NaN for a reply without steps."""
+    values: dict[str, Callable[[Array], float]] = {"min": min, "sum": math.fsum, "last": lambda each: each[-1]}
+    return np.array([values[credit](each) if len(each) else math.nan for each in steps])
 
 
 def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:

@@ -113,6 +113,12 @@ class AdvantageSettings(Config):
     such as the rounding of a reward model in bfloat16, get small advantages."""
     component_weights: dict[str, Finite] | None = None
     """Weights of the components for `gdpo`, by name; null for 1 each."""
+    steps: Literal["min", "sum", "last"] | None = None
+    """Compare the rewards of the steps in replies, which a process reward model gives, instead of those of replies, see
+    `gym_rm.policy.advantages.step_advantages`; `sum` pays for more steps. null for no steps."""
+    reward_weight: Finite = Field(default=0.0, ge=0)
+    """With `steps`: weight of the advantage of the reply's reward, which is added to that of each step. For a reward
+    that says more than the steps, such as that of a verifier."""
     per_turn: Flag = False
     """In episodes of several turns, compare the rewards from each turn on, instead of the sum of the episode."""
     dynamic_sampling: NonNegativeInt = 0
@@ -228,6 +234,15 @@ class GRPOSettings(Config):
                 "advantage.estimator='gdpo' compares the components of whole episodes, so advantage.per_turn and "
                 "advantage.overlong_buffer cannot be used with it; use another estimator"
             )
+        others = {"gdpo": self.advantage.estimator == "gdpo", "per_turn": self.advantage.per_turn}
+        others["overlong_buffer"] = self.advantage.overlong_buffer > 0 and not self.advantage.reward_weight
+        if self.advantage.steps is not None and any(others.values()):
+            raise ValueError(
+                f"advantage.steps={self.advantage.steps!r} compares steps instead of the rewards of replies, so "
+                f"{[name for name, used in others.items() if used]} of advantage cannot be used with it; leave one out"
+            )
+        if self.advantage.reward_weight and self.advantage.steps is None:
+            raise ValueError("advantage.reward_weight is for advantage.steps; without steps only the reward counts")
         return self
 
 

@@ -1,6 +1,7 @@
 """The loss of GRPO and its successors over sampled tokens, as pure functions of tensors.
 
-With the probability ratio `r = p / p_old` of a token and the advantage A of its completion, the loss of an update is
+With the probability ratio `r = p / p_old` of a token and the advantage A of its completion or its step, the loss of an
+update is
 
     -sum over tokens of  weight (importance min(r A, clip(r, 1 - low, 1 + high) A) - kl_coef KL + entropy_coef entropy)
 
@@ -62,7 +63,7 @@ class LossInputs:
         old_log_probs: log-probabilities under the policy before the first update with these tokens.
         sampler_log_probs: as the sampler computed them.
         reference_log_probs: under the reference policy; None if the divergence is not measured.
-        advantages: advantage of each token's completion.
+        advantages: advantage of each token: that of its completion, or of its step.
         weights: weight of each token, see `token_weights`.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.types import Conversation
 
 THINKING = Thinking()
+STEP_INFOS = ("step_rewards", "_step_rewards", "step_ends", "_step_ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class RolloutTurn:
         thinking_tokens: sampled tokens before the answer; 0 for a reply without thinking.
         tool_calls: number of tools that it called; None in an environment without tools.
         tool_errors: number of its calls that failed or could not be read.
+        step_rewards, step_ends: rewards of the steps `[S]`, and where each ends in the content of the message.
+        step_lengths: number of sampled tokens of each step `[S]`; all belong to a step.
     """
 
     prompt: TokenIds
@@ -44,6 +47,9 @@ class RolloutTurn:
     thinking_tokens: int = 0
     tool_calls: int | None = None
     tool_errors: int = 0
+    step_rewards: tuple[float, ...] = ()
+    step_ends: tuple[int, ...] = ()
+    step_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,11 @@ class Rollout:
         return sum(turn.thinking_tokens for turn in self.turns)
 
     @property
+    def step_rewards(self) -> NDArray[np.float64]:
+        """Rewards of the steps of all turns; empty if there are none, or a score is missing."""
+        return np.array([reward for turn in self.turns for reward in turn.step_rewards if math.isfinite(self.reward)])
+
+    @property
     def finished(self) -> bool:
         """Whether every reply ended with an end token."""
         return all(turn.completion.finished for turn in self.turns)
@@ -152,6 +163,11 @@ class Samples:
         return np.concatenate([turn.completion.log_probs for turn in self.turns])
 
     @cached_property
+    def steps(self) -> list[NDArray[np.float64]]:
+        """Rewards of the steps of each rollout `[B]`."""
+        return [rollout.step_rewards for rollout in self.rollouts]
+
+    @cached_property
     def component_names(self) -> list[str]:
         """Names of the components of the rewards, sorted."""
         return sorted({name for rollout in self.rollouts for name in rollout.components})
@@ -163,6 +179,21 @@ class Samples:
     def column(self, name: str) -> NDArray[Any]:
         """Return an attribute of the rollouts `[B]`."""
         return np.array([getattr(rollout, name) for rollout in self.rollouts])
+
+    def of_steps(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return values of the steps of each rollout for its tokens `[N]`; 0 for a rollout that has none.
+
+        A turn that was not scored has the value of the step after it.
+        """
+        tokens = []
+        for rollout, of_rollout in zip(self.rollouts, values, strict=True):
+            first, padded = 0, np.append(of_rollout, of_rollout[-1:] if len(of_rollout) else 0.0)
+            for turn in rollout.turns:
+                count = len(turn.step_lengths) if len(of_rollout) else 0
+                lengths = turn.step_lengths if count else (len(turn.completion.token_ids),)
+                tokens.append(np.repeat(padded[first : first + max(count, 1)], lengths))
+                first += count
+        return np.concatenate(tokens)
 
     def tokens_of(self, turns: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
         """Return the indices of the tokens of some turns."""
@@ -258,9 +289,10 @@ class RolloutBatch:
             reward = math.nan if scored[row] and not ok[row] else float(rewards[row])
             thinking = self._thinking_tokens(replies[row], completion)
             calls, errors = (int(infos[name][row]) if name in infos else None for name in ("tool_calls", "tool_errors"))
-            turn = RolloutTurn(prompt, completion, reward, replies[row], thinking, calls, errors or 0)
-            self._turns[row].append(turn)
             self._conversations[row] = observations[row]
+            steps = self._steps(row, replies[row], completion, infos)
+            turn = RolloutTurn(prompt, completion, reward, replies[row], thinking, calls, errors or 0, **steps)
+            self._turns[row].append(turn)
             for name, value in infos_of_row(infos.get("components", {}), row).items():
                 self._components[row][name] = self._components[row].get(name, 0.0) + value
             self._verdicts[row] |= _verdicts(infos, row)
@@ -276,6 +308,18 @@ class RolloutBatch:
         last = next((k for k, (one, other) in enumerate(backwards) if one != other), len(answer))
         length, ids = last + len(reply) - len(reply.rstrip()), ids[: len(ids) - completion.finished]
         return len(ids) - bisect.bisect_left(range(len(ids)), length, key=lambda k: len(decode(ids[len(ids) - k :])))
+
+    def _steps(self, row: int, reply: str, completion: Completion, infos: Infos) -> dict[str, Any]:
+        """Return the rewards, ends and numbers of tokens of the steps of a reply; nothing if it has none."""
+        found = infos_of_row({name: infos[name] for name in STEP_INFOS if name in infos}, row)
+        said = next(each["content"] for each in reversed(self._conversations[row]) if each["role"] == "assistant")
+        if "step_ends" not in found or not np.isfinite(found["step_rewards"]).all() or said not in reply:
+            return {}
+        rewards, ends = found["step_rewards"].tolist(), found["step_ends"].tolist()
+        before = len(reply) - len(completion.text) - reply.index(said)  # characters of the content that no token has
+        starts = [len(said) - len(said[end:].lstrip()) - before for end in ends[:-1]]
+        lengths = tokens_between(starts, completion.token_ids, self._tokenizer.decode)
+        return {"step_rewards": tuple(rewards), "step_ends": tuple(ends), "step_lengths": lengths}
 
     def rollouts(self) -> list[Rollout]:
         """Return the rollouts of the episodes that have ended."""
@@ -293,6 +337,27 @@ class RolloutBatch:
             )
             for row in self._rows
         ]
+
+
+def tokens_between(starts: Sequence[int], token_ids: TokenIds, decode: Callable[[TokenIds], str]) -> tuple[int, ...]:
+    """Return the numbers of tokens before, between and after characters of the text of the tokens.
+
+    A token belongs to the part where its last character is, as ` The` after a space that ends a part. A token may have
+    only some bytes of a character: what is decoded from the tokens up to it then ends with one replacement character.
+
+    Args:
+        starts: first character of each part but the first, rising; before the text if it is negative.
+        token_ids, decode: the tokens, and what makes their text.
+
+    Example:
+        >>> tokens_between([3], np.array([10, 11, 12, 13], dtype=np.int32), lambda ids: "abcdef"[: 2 * len(ids)])
+        (1, 3)
+    """
+    cuts = [0]
+    for start in starts:
+        after = range(cuts[-1], len(token_ids))
+        cuts.append(cuts[-1] + bisect.bisect_right(after, start, key=lambda k: len(decode(token_ids[: k + 1]))))
+    return tuple(np.diff([*cuts, len(token_ids)]).tolist())
 
 
 def _verdicts(infos: Infos, row: int) -> dict[str, str]:

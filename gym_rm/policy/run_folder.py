@@ -173,6 +173,7 @@ class RunFolder:
                 finished=rollout.finished,
                 components=dict(rollout.components) or None,
                 verdicts=dict(rollout.verdicts) or None,
+                **_steps(rollout),
             )
 
 
@@ -185,6 +186,12 @@ def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     if settings.optimizer.schedule == "constant":
         values.pop("steps")  # a finished run can be resumed with more steps
     return values
+
+
+def _steps(rollout: Rollout) -> dict[str, Any]:
+    """Return the steps of each reply; nothing without steps."""
+    named = {name: [[*getattr(turn, name)] for turn in rollout.turns] for name in ("step_rewards", "step_ends")}
+    return named if any(named["step_ends"]) else {}
 
 
 def _digest(prompts: tuple[Sequence[Prompt], Sequence[Prompt]]) -> str:

@@ -22,6 +22,7 @@ WATCHED = {
     "entropy": ("entropy", "{:.3g}"),
     "completion_tokens": ("tokens", "{:.0f}"),
     "thinking_tokens": ("thinking", "{:.0f}"),
+    "steps_per_reply": ("steps", "{:.2f}"),
     "tool_calls": ("calls", "{:.2f}"),
     "tool_errors": ("failed calls", "{:.0%}"),
     "finished": ("finished", "{:.0%}"),

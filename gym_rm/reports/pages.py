@@ -27,7 +27,7 @@ def write_page(page: str, path: str | Path) -> Path:
     return path
 
 
-def message_texts(message: Mapping[str, Any]) -> dict[str, str]:
+def message_texts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the role and the text of a message, with its tool calls, as a page shows them."""
     text = "\n".join([message.get("content") or "", *call_lines(message)]).removeprefix("\n")
     return {"role": visible(str(message["role"])), "text": cut(text)}

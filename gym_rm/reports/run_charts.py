@@ -75,6 +75,12 @@ OF_POLICIES = (
         (("completion_tokens", "mean"), ("thinking_tokens", "of the thinking"), ("answer_tokens", "of the answer")),
         "Tokens per reply.",
     ),
+    Panel(
+        "Steps",
+        (("steps_per_reply", "steps"),),
+        "Steps of a reply, if a process reward model rates them.",
+        measured=True,
+    ),
     Panel("Tool calls", (("tool_calls", "calls"),), "Calls of an episode.", measured=True),
     Panel("Failed tool calls", (("tool_errors", "failed"),), "Share of the calls.", "share", measured=True),
     Panel("Entropy", (("entropy", "entropy"),), "Nats per token. Near 0, replies to a prompt hardly differ."),

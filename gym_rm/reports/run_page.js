@@ -84,9 +84,24 @@
     draw();
   }
 
+  // Rewards of steps are coloured between the lowest and the highest of the run, which are at least 0 and 1 apart.
+  const steps = data.rows.flatMap((row) => row.messages.flatMap((each) => (each.steps ?? []).map((step) => step[1] ?? 0)));
+  const low = steps.reduce((a, b) => Math.min(a, b), 0), high = steps.reduce((a, b) => Math.max(a, b), 1);
+
   function message(each, kind) {
-    const made = node("p", `text ${kind}`, each.text || "(nothing)");
+    const made = node("p", `text ${kind}`, each.steps ? undefined : each.text || "(nothing)");
     made.dir = "auto";
+    for (const [text, reward] of each.steps ?? []) {
+      if (reward === null) {
+        made.append(text);
+        continue;
+      }
+      const body = text.trimStart(), step = node("span", "step", body);
+      step.style.setProperty("--share", `${(100 * (reward - low)) / (high - low)}%`);
+      step.title = `reward of this step: ${number(reward)}`;
+      step.append(node("small", "", number(reward)));
+      made.append(text.slice(0, text.length - body.length), step);
+    }
     return made;
   }
 

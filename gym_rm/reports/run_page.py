@@ -18,7 +18,7 @@ from gym_rm.reports.pages import message_texts, render, write_page
 from gym_rm.reports.run_charts import run_charts
 from gym_rm.reports.runs import Row, Run, flat
 from gym_rm.reports.tables import signed
-from gym_rm.reports.transcripts import visible
+from gym_rm.reports.transcripts import LONGEST_TEXT, call_lines, cut, visible
 
 
 def write_run_page(run: Run, path: str | Path) -> Path:
@@ -110,5 +110,21 @@ def _conversations(run: Run) -> dict[str, Any]:
 def _row(row: Row, places: Mapping[str, int], prompts: Sequence[Sequence[Any]]) -> dict[str, Any]:
     place = places[str(row["prompt_id"])]
     kept = ("step", "phase", "group", "reward", "advantage", "right", "tokens", "finished", "components", "verdicts")
-    rest = [*map(message_texts, row["messages"][len(prompts[place]) :])]
+    messages = row["messages"][len(prompts[place]) :]
+    rest = [*map(message_texts, messages)]
+    replies = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    steps = list(zip(row.get("step_rewards") or (), row.get("step_ends") or (), strict=True))
+    for k, (rewards, ends) in zip(reversed(replies), reversed(steps), strict=False):
+        if ends:
+            rest[k]["steps"] = _step_texts(messages[k], rewards, ends)
     return {name: row.get(name) for name in kept} | {"prompt": place, "messages": rest}
+
+
+def _step_texts(
+    message: Mapping[str, Any], rewards: Sequence[float | None], ends: Sequence[int]
+) -> list[tuple[str, float | None]]:
+    """Return the text and the reward of each step of a reply, and what follows the last one, with its tool calls."""
+    text = "\n".join([message["content"], *call_lines(message)])
+    most = max(200, LONGEST_TEXT // len(ends))
+    texts = [cut(text[start:end], most) for start, end in itertools.pairwise([0, *ends, len(text)])]
+    return list(zip(texts, [*rewards, None], strict=True))

@@ -47,6 +47,8 @@ class ConversationLine(pydantic.BaseModel):
         tokens: number of tokens of the replies.
         finished: whether the reply ended within the maximum number of tokens.
         components, verdicts: parts of the reward, and verdicts of verifiers, by name.
+        step_rewards, step_ends: for each reply (the last assistant messages), the rewards of its steps and where they
+            end in its content, see `gym_rm.Scores`.
     """
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid")
@@ -63,6 +65,8 @@ class ConversationLine(pydantic.BaseModel):
     finished: bool | None = None
     components: dict[str, Known] | None = None
     verdicts: dict[str, Any] | None = None
+    step_rewards: list[list[Known]] | None = None
+    step_ends: list[list[Count]] | None = None
 
 
 class RunWriter:

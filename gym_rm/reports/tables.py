@@ -37,6 +37,7 @@ def results_table(run: Run) -> Table:
         ("completion_tokens", "tokens of a reply"),
         ("thinking_tokens", "tokens of its thinking"),
         ("answer_tokens", "tokens of its answer"),
+        ("steps_per_reply", "steps of a reply"),
         ("tool_calls", "tool calls of an episode"),
         ("tool_errors", "calls that failed"),
     ):

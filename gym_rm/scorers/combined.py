@@ -40,7 +40,8 @@ class CombinedScorer(NeverCopied, abc.ABC):
     servers, judges, verifiers and functions, run in threads beside them.
 
     The rewards of each scorer become the component with its name. Its own components become `"name/component"`, and
-    its infos become `"name/info"`. An episode ends if any of the scorers ends it.
+    its infos become `"name/info"`. An episode ends if any of the scorers ends it. If one of them rates steps, its
+    `step_rewards` are kept as they are; those of several are left out, because they can have other steps.
 
     Args:
         scorers: arguments of `load_scorer` by name; a sequence gets the names `scorer_0`, `scorer_1`, ...
@@ -120,6 +121,9 @@ class CombinedScorer(NeverCopied, abc.ABC):
             name: np.max([getattr(combined, name), *(getattr(each, name) for each in results.values())], axis=0)
             for name in ("num_tokens", "truncated_tokens")
         }
+        rate_steps = [each for each in results.values() if each.step_rewards is not None]
+        if len(rate_steps) == 1:
+            others |= {"step_rewards": rate_steps[0].step_rewards, "step_ends": rate_steps[0].step_ends}
         return dataclasses.replace(combined, **others).raise_for_errors()
 
     def _row_errors(self, size: int, prompts: Prompts) -> list[str | None]:

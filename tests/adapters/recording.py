@@ -1,5 +1,6 @@
 """Scorers with predictable rewards that record their calls."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -95,3 +96,12 @@ NO_FALLBACK_REWARDS = [float("nan"), float("-inf"), True, "0"]
 def chat(*texts):
     """Return messages of alternating user and assistant turns."""
     return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+
+
+def rating_steps(conversations):
+    """Rate the steps of replies; an empty reply has no score."""
+    replies = [messages[-1]["content"] for messages in conversations]
+    steps = tuple(np.array([len(step) / 10 for step in reply.split("\n\n")]) for reply in replies)
+    ends = tuple(np.cumsum([len(step) + 2 for step in reply.split("\n\n")]) - 2 for reply in replies)
+    scores = Scores.from_rewards([each.min() if reply else np.nan for each, reply in zip(steps, replies, strict=True)])
+    return dataclasses.replace(scores, step_rewards=steps, step_ends=ends)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import NO_ANSWERS, chat, merged
+from recording import NO_ANSWERS, chat, merged, rating_steps
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError, load_prompts
@@ -76,7 +76,8 @@ def make_batch(tokenizer, replies, *, answers=None, make=Batch):
 )
 def test_the_function_scores_the_prompt_and_the_reply(recorder, info):
     result = asyncio.run(compute_score("sums", "four", "40", info, reward_model=recorder))
-    assert result == {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}
+    known = {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}
+    assert result == {**known, "num_steps": 0.0, "step_rewards": "[]", "step_ends": "[]"}
     assert recorder.calls == [[chat(QUESTION, "four")]]
 
 
@@ -152,8 +153,17 @@ def test_concurrent_samples_are_scored_in_one_batch(tokenizer, recorder):
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=merged(recorder, 24))
     results = asyncio.run(run_singles(manager, make_batch(tokenizer, replies)))
     assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in replies]
-    assert results[0]["reward_extra_info"].keys() == {"score", "num_tokens", "truncated_tokens", "component_length"}
+    numbers = {"score", "num_tokens", "truncated_tokens", "component_length", "num_steps"}
+    assert results[0]["reward_extra_info"].keys() == numbers | {"step_rewards", "step_ends"}
     assert len(recorder.calls) == 1
+
+
+def test_steps_are_columns_that_every_row_has():
+    replies, asked = ("One.\n\nTwo two.", "One."), {"question": QUESTION}
+    rows = [asyncio.run(compute_score("s", reply, None, asked, reward_model=rating_steps)) for reply in replies]
+    assert [rows[0][name] for name in ("num_steps", "step_rewards", "step_ends")] == [2.0, "[0.4, 0.8]", "[4, 14]"]
+    arrays = [np.array([row[name] for row in rows]) for name in rows[0]]  # as in verl's agent loop
+    assert all(array.shape == (2,) for array in arrays)
 
 
 def test_the_configuration_sets_the_reward_model(tokenizer, recorder):

@@ -126,6 +126,17 @@ def test_all_turns_are_written(tmp_path, scorer):
     assert read(tmp_path / "out.jsonl")[0]["score_turns"] == [4.0, 1.0]
 
 
+def test_steps_are_written(tmp_path):
+    source = write(tmp_path / "in.jsonl", [{"prompt": "a", "responses": ["One.\n\nTwo two.", "One."]}])
+    run(source, "-o", tmp_path / "out.jsonl", "--reward-model", "recording:rating_steps")
+    row = read(tmp_path / "out.jsonl")[0]
+    assert (row["score"], row["score_steps"], row["score_step_ends"]) == (
+        [0.4, 0.4],
+        [[0.4, 0.8], [0.4]],
+        [[4, 14], [4]],
+    )
+
+
 def test_all_turns_require_a_scorer_that_scores_every_turn(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS)
     model = '{"kind": "ensemble", "scorers": [null]}'

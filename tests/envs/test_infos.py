@@ -1,8 +1,10 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
+from recording import rating_steps
 
 from gym_rm import ConfigError, Scores, ScoringError
 from gym_rm.envs.infos import StepScores, add_group, add_values, infos_of_row
@@ -72,3 +74,16 @@ def test_an_info_of_the_scorer_with_a_reserved_name_raises_config_error():
     scores = Scores.from_rewards([1.0], infos={"prompt_id": np.array(["x"], dtype=object)})
     with pytest.raises(ConfigError, match=r"infos\['prompt_id'\] of the scorer has a name that the environment uses"):
         StepScores.of(scores, [0], 1, None)
+
+
+def test_steps_are_arrays_of_the_rows_that_were_scored_also_in_final_info():
+    keywords = {"prompts": ["Why?"], "reward_model": rating_steps, "fallback_reward": 0.0}
+    envs = gym.make_vec("RewardModel-v0", 3, autoreset_mode="SameStep", **keywords)
+    envs.reset(seed=0)
+    infos = envs.step(["One.\n\nTwo two.", "", "One."])[-1]["final_info"]
+    assert infos["step_rewards"][0].tolist() == [0.4, 0.8]
+    assert [None if each is None else each.tolist() for each in infos["step_ends"]] == [[4, 14], None, [4]]
+    assert infos["_step_rewards"].tolist() == infos["_step_ends"].tolist() == [True, False, True]
+    single = gym.make("RewardModel-v0", **keywords)
+    single.reset(seed=0)
+    assert single.step("One.\n\nTwo two.")[-1]["step_ends"].tolist() == [4, 14]

@@ -257,3 +257,48 @@ def test_filtered_completions_have_no_weight_and_count_in_no_mean(normalisation,
     assert result == pytest.approx(expected)
     nothing = token_weights(lengths, np.zeros(3, bool), normalisation=normalisation, max_new_tokens=10)
     assert nothing.tolist() == [0, 0, 0]
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def of_steps(steps, groups, credit, estimator="grpo", std_floor=1e-3):
+    arrays = [np.array(each, float) for each in steps]
+    found = estimators.step_advantages(
+        arrays, np.array(groups), credit=credit, estimator=estimator, std_floor=std_floor
+    )
+    assert [len(each) for each in found] == [len(each) for each in steps]
+    return [each.tolist() for each in found]
+
+
+def test_the_sum_of_steps_is_that_of_grpo_and_pays_for_more_steps():
+    steps = [[0.9, 0.1], [0.5], [0.9, 0.9, 0.9]]
+    flat = np.concatenate(steps)
+    normalised = (flat - flat.mean()) / flat.std(ddof=1)  # section 4.1.3: of all steps of the group
+    first, second, third = of_steps(steps, [0, 0, 0], "sum")
+    assert first == pytest.approx([normalised[:2].sum(), normalised[1]])
+    assert second == pytest.approx([normalised[2]])
+    assert third == pytest.approx([normalised[3:].sum(), normalised[4:].sum(), normalised[5]])
+    more = of_steps([[0.9, 0.1], [0.5], [0.9] * 6], [0, 0, 0], "sum")[2]
+    assert more[0] > third[0]
+
+
+def test_the_minimum_is_laid_on_the_steps_up_to_the_worst_one_and_never_pays_for_more():
+    steps = [[0.9, 0.1, 0.9], [0.8, 0.8]]
+    low, high = of_steps(steps, [0, 0], "min")
+    whole = advantages([0.1, 0.8], [0, 0]).tolist()
+    assert low == pytest.approx([whole[0], whole[0], 0.0], abs=1e-3)
+    assert high == pytest.approx([whole[1], whole[1] / 2])
+    longer = of_steps([steps[0], [0.8, 0.8, 0.95, 0.95]], [0, 0], "min")[1]
+    assert longer[0] == pytest.approx(whole[1])
+    assert of_steps(steps, [0, 0], "last") == [pytest.approx([2**-0.5] * 3), pytest.approx([-(2**-0.5)] * 2)]
+
+
+@pytest.mark.parametrize("credit", ["min", "sum", "last"])
+@pytest.mark.parametrize("estimator", BY_GROUP)
+def test_flat_steps_a_group_of_one_and_replies_without_steps_have_no_advantage(credit, estimator):
+    steps = [[0.5, 0.5], [0.5], [0.5] * 3, [0.1, 0.9], [], [0.2], [], [0.7]]
+    groups = [0, 0, 0, 1, 1, 2, 2, 2]
+    found = of_steps(steps, groups, credit, estimator)
+    assert all(each == [0.0] * len(each) for each in found[:5])
+    assert found[5][0] < 0 < found[7][0]

@@ -150,6 +150,23 @@ def test_a_group_is_shown_side_by_side_by_reward(opened, full):
     assert len(set(tops)) == 1
 
 
+def test_steps_are_coloured_by_their_rewards(opened, tmp_path):
+    writer = RunWriter(tmp_path / "run", {})
+    writer.add_metrics("train", 1, {"reward_mean": 0.5})
+    steps = ["50 \U0001f600 is low.", f"It is 50.{HOSTILE}"]
+    ends = [len(steps[0]), len("\n\n".join(steps))]
+    known = {"prompt_id": "p", "reward": 0.03, "step_rewards": [[0.98, 0.03]], "step_ends": [ends]}
+    writer.add_conversation(1, conversation("Which?", "\n\n".join(steps) + "\n"), **known)
+    tab = opened(read_run(tmp_path / "run"), scheme="dark")
+    assert tab.locator(".step").all_inner_texts() == [f"{steps[0]}+0.98", f"{steps[1]}+0.03"]
+    assert tab.locator(".step").last.get_attribute("title") == "reward of this step: +0.03"
+    good, bad = (
+        tab.evaluate(f"getComputedStyle(document.querySelectorAll('.step')[{k}]).backgroundColor") for k in "01"
+    )
+    assert good != bad
+    assert tab.evaluate("window.hacked") is None
+
+
 @pytest.mark.parametrize(
     ("view", "filters", "count"),
     [

@@ -3,10 +3,11 @@ import json
 
 import numpy as np
 import pytest
-from recording import NO_ANSWERS, RecordingScorer, Verifier, chat
+from recording import NO_ANSWERS, RecordingScorer, Verifier, chat, rating_steps
 
 import gym_rm
 from gym_rm import Scores
+from gym_rm.scorers.remote.protocols import GymRMProtocol
 
 
 def failing(conversations):
@@ -128,6 +129,16 @@ def test_infos_and_terminations_of_a_function_are_sent(serving):
     with serving(gym_rm.load_scorer(judge)) as (_, client):
         reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")]}).json()
     assert (reply["infos"], reply["terminations"]) == ({"verdict": ["ok"]}, [True])
+
+
+def test_steps_are_sent_and_read_again(serving):
+    with serving(gym_rm.load_scorer(rating_steps)) as (_, client):
+        replies = ["One.\n\nTwo two.", "", "One."]
+        sent = client.post("/v1/rewards", json={"conversations": [chat("a", reply) for reply in replies]}).json()
+    scores = GymRMProtocol().read(sent, [()] * 3, "last")
+    assert [each.tolist() for each in scores.step_rewards] == [[0.4, 0.8], [0.0], [0.4]]
+    assert [each.tolist() for each in scores.step_ends] == [[4, 14], [0], [4]]
+    assert scores.failed_rows == (1,)
 
 
 def test_all_turns_of_a_scorer_without_turns_are_refused(client):

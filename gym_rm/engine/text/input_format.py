@@ -34,10 +34,18 @@ class InputFormat:
 
     def steps(self, conversation: Conversation) -> list[str]:
         """Return the steps of the last message; empty without a step token or an assistant message."""
+        return [conversation[-1]["content"][start:end] for start, end in self.step_spans(conversation)]
+
+    def step_spans(self, conversation: Conversation) -> list[tuple[int, int]]:
+        """Return the first character of each step in the content of the last message, and the one after its end."""
         if self.step_token is None or conversation[-1]["role"] != "assistant":
             return []
-        pieces = conversation[-1]["content"].split(self.step_separator)
-        return [piece.strip() for piece in pieces if piece.strip()]
+        position, spans = 0, []
+        for piece in conversation[-1]["content"].split(self.step_separator):
+            if piece.strip():
+                spans.append((position + len(piece) - len(piece.lstrip()), position + len(piece.rstrip())))
+            position += len(piece) + len(self.step_separator)
+        return spans
 
     def arrange(self, conversation: Conversation) -> list[Message]:
         """Return the messages to pass to the chat template, with step tokens and the question added."""

@@ -11,6 +11,7 @@ import numpy as np
 import pydantic
 
 from gym_rm.config import Config, Finite
+from gym_rm.engine.text.messages import plain_content
 from gym_rm.engine.text.thinking import UNFINISHED, Thinking
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import check_rows
@@ -64,7 +65,7 @@ class JudgedOptions(Config):
         if self.judged == "all":
             return conversations, prompts, lambda scores: scores
         judged, rows = dict(enumerate(conversations)), range(len(conversations))
-        lengths = np.zeros((2, len(rows)), dtype=np.int64)
+        lengths, starts = np.zeros((2, len(rows)), dtype=np.int64), dict[int, int]()
         for row, conversation in enumerate(conversations):
             if not isinstance(conversation, Sequence) or not all(isinstance(each, Mapping) for each in conversation):
                 continue  # the scorer says what is wrong, as for a reply that is no text
@@ -74,6 +75,11 @@ class JudgedOptions(Config):
                 lengths[:, row] = len(thought), len(answer or "")
                 if answer is not None:
                     judged[row] = self.thinking.answered(conversation)
+                    if (
+                        last is not None
+                    ):  # where the answer starts in the reply, or -1 if thoughts are between its parts
+                        reply_text = plain_content(conversation[last].get("content")) or ""
+                        starts[row] = reply_text.rfind(judged[row][last]["content"])
                 elif as_empty and last is not None:
                     reply = Message(role="assistant", content="")
                     judged[row] = [*conversation[:last], reply, *conversation[last + 1 :]]
@@ -85,10 +91,15 @@ class JudgedOptions(Config):
             missing, thinks = np.array([row not in judged for row in rows], dtype=np.bool_), lengths[0] > 0
             reward, error = (np.nan, NO_OUTCOME) if self.unfinished is None else (self.unfinished, None)
             named = {"thinking_characters": lengths[0], "answer_characters": lengths[1]} if thinks.any() else {}
+            ends = None
+            if scores.step_ends is not None:
+                placed = enumerate(scores.step_ends)
+                ends = tuple(each[:0] if starts.get(row, 0) < 0 else each + starts.get(row, 0) for row, each in placed)
             return dataclasses.replace(
                 scores,
                 rewards=np.where(missing, reward, scores.rewards),
                 errors=tuple(error if missing[row] else scores.errors[row] for row in rows),
+                step_ends=ends,
                 infos={**scores.infos, **named},
                 info_masks={**scores.info_masks, **dict.fromkeys(named, thinks)},
             )

@@ -21,6 +21,7 @@ class Rendered:
         dropped_characters: number of characters of messages that the chat template did not write, without white space.
         second_segment: index of the first reply token of a text pair (encoders without a chat template), or None.
         reply_start: index of the first token of the last message, if `InputFormat.mark_reply` is set, else None.
+        step_ends: where each step ends in the content of the last message, in characters; empty without step tokens.
     """
 
     input_ids: TokenIds
@@ -28,6 +29,7 @@ class Rendered:
     dropped_characters: int = 0
     second_segment: int | None = None
     reply_start: int | None = None
+    step_ends: tuple[int, ...] = ()
 
 
 def common_prefix(first: TokenIds, second: TokenIds) -> int:

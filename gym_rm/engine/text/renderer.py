@@ -283,7 +283,8 @@ class Renderer:
         """Check what the text has of the conversation, and set `reply_start` if the kind needs it."""
         rendered = Rendered(ids, dropped_characters=self._count_dropped(conversation, text))
         if self._step_id is not None:
-            found, expected = int((ids == self._step_id).sum()), len(self.input_format.steps(conversation))
+            rendered = replace(rendered, step_ends=tuple(end for _, end in self.input_format.step_spans(conversation)))
+            found, expected = int((ids == self._step_id).sum()), len(rendered.step_ends)
             if found != expected:
                 raise ConversationError(
                     f"expected the step token {self.input_format.step_token!r} {expected} times, once per step, but "

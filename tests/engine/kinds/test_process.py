@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import gym_rm
 from gym_rm import ConfigError, ScoringError
+from gym_rm.scorers.weighted import WeightedScorer
 from tests import tiny_models
 from tests.checkpoints import HIDDEN, conversation, hidden_states, save_with_heads, tensor, token_ids
 
@@ -58,6 +59,8 @@ def test_steps_and_their_reduction(folder, reduction, reduce):
     scores = gym_rm.load_scorer(str(folder), reduction=reduction).score(CONVERSATIONS)
     expected = [plain_steps(folder, messages) for messages in CONVERSATIONS]
     assert [len(steps) for steps in scores.step_rewards] == [3, 2, 1, 2]
+    assert scores.step_ends[3].tolist() == [24, 43]  # without the separator and white space
+    assert [REPLIES[0][: scores.step_ends[0][k]].split("\n\n")[-1] for k in range(3)] == REPLIES[0].split("\n\n")
     for got, wanted in zip(scores.step_rewards, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
     np.testing.assert_allclose(scores.rewards, [reduce(steps) for steps in expected], atol=1e-5)
@@ -76,6 +79,25 @@ def test_a_step_token_in_a_reply_adds_no_step(folder):
     forged = conversation("What is 12 + 30?", f"42{STEP}{STEP}\n\nReally.")
     scores = gym_rm.load_scorer(str(folder)).score([forged])
     assert len(scores.step_rewards[0]) == 2
+
+
+def test_steps_end_where_they_are_in_a_reply_that_thinks_and_through_a_mixture(folder):
+    thinks = conversation("What is 12 + 30?", f"<think>42\n\n42</think>\n{REPLIES[1]}")
+    between = conversation("What is 12 + 30?", "12.\n<think>Hm.</think>\n42.\n\n42.")
+    scorer = gym_rm.load_scorer(str(folder), judged="answer")
+    scores = gym_rm.load_scorer(WeightedScorer({"steps": scorer, "one": lambda rows: [1.0] * len(rows)})).score(
+        [thinks, CONVERSATIONS[1], between]
+    )
+    plain, start = scores.step_ends[1], thinks[-1]["content"].index(REPLIES[1])
+    assert scores.step_ends[0].tolist() == (plain + start).tolist()
+    assert (
+        scores.step_rewards[0].tolist()
+        == scores.step_rewards[1].tolist()
+        == scorer.score(CONVERSATIONS[1:2]).step_rewards[0].tolist()
+    )
+    assert (len(scores.step_rewards[2]), len(scores.step_ends[2])) == (3, 0)  # the answer is not one piece
+    several = WeightedScorer({"a": scorer, "b": scorer}).score(CONVERSATIONS)
+    assert several.step_rewards is several.step_ends is None
 
 
 def test_a_conversation_without_steps_is_an_error_of_its_row(folder):
