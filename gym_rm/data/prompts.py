@@ -13,6 +13,7 @@ import numpy as np
 
 from gym_rm.checks import integer
 from gym_rm.data.messages import check_encodable, parse_messages
+from gym_rm.data.responses_api import chat_row
 from gym_rm.data.rows import Source, describe_source, filled_fields, present, rows_of, show
 from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import ConfigError
@@ -41,6 +42,8 @@ def load_prompts(
     - `messages`, `prompt` (text or messages), `context` or `question`: the conversation. If several are present, the
       first one is used. `messages` and `prompt` must agree; beside them, `context` and `question` go to `metadata`.
       A `context` and another `question` without a `prompt` are an error, because one of them would be lost.
+    - `responses_create_params` (instead of these, in rows of NeMo Gym): its `input` and `tools`. The answer is then
+      `expected_answer`, `answer` or `ground_truth`.
     - `user_turns`: the messages of the user after the first, second, ... reply.
     - `answer`: the reference answer, a text or a number. A value of another type goes to `metadata`.
     - `tools`: schemas of the tools that the policy may call, a list or its JSON text, see `canonical_tools`.
@@ -123,6 +126,8 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         return row
     if not isinstance(row, Mapping):
         row = {"messages": row}
+    if "responses_create_params" in row:
+        row = chat_row(row, where)
     field, messages = required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key != field}
     if present(row.get("answer")) in (None, ""):

@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 import httpx
@@ -110,6 +111,7 @@ class HTTPClient:
         deadline: float,
         only: Endpoint | None = None,
         max_retries: int | None = None,
+        cookies: dict[str, str] | None = None,
     ) -> tuple[Value, Endpoint]:
         """Return what `read` makes of the body of the reply, and the server that sent it.
 
@@ -119,6 +121,7 @@ class HTTPClient:
             deadline: time of the event loop at which to give up.
             only: the only server that may get the request.
             max_retries: instead of the client's.
+            cookies: sent with the request; those of the reply are added to them. Cookies are kept nowhere else.
 
         Raises:
             Refused: the request is invalid.
@@ -137,7 +140,7 @@ class HTTPClient:
                     try:
                         if self._recheck and endpoint.failures and only is None and len(self.endpoints) > 1:
                             await self._recheck(endpoint)
-                        value = read(await self._attempt(endpoint.url + path, body))
+                        value = read(await self._attempt(endpoint.url + path, body, cookies))
                         if only is None:
                             endpoint.failures, endpoint.rest_until = 0, 0.0
                         return value, endpoint
@@ -190,6 +193,7 @@ class HTTPClient:
                 ),
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
                 follow_redirects=False,  # the key must not reach another host
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # no sessions that requests would share
                 mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy
             )
             self._connected = _Connected(os.getpid(), client, asyncio.Semaphore(connections), asyncio.Event())
@@ -218,9 +222,11 @@ class HTTPClient:
         on_trial = endpoint.failures > 0 and len(self.endpoints) > 1
         return endpoint.open_requests < (1 if on_trial else self._max_connections)
 
-    async def _attempt(self, url: str, body: bytes | None) -> bytes:
+    async def _attempt(self, url: str, body: bytes | None, cookies: dict[str, str] | None) -> bytes:
         """Send a request once, and return the body of its reply."""
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+        if cookies:
+            headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
         try:
             async with asyncio.timeout(self._attempt_timeout):
                 response = await self._connect().client.request(method, url, content=body, headers=headers)
@@ -229,6 +235,10 @@ class HTTPClient:
         except httpx.HTTPError as error:
             raise FailedAttempt(brief(error)) from error
         check_status(url, response.status_code, response.headers, response.content)
+        if cookies is not None:
+            for header in response.headers.get_list("set-cookie"):
+                name, _, value = header.partition(";")[0].partition("=")
+                cookies[name.strip()] = value.strip()
         return response.content
 
     def _gave_up(self, failures: list[str], why: str = "") -> RemoteError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +21,10 @@ from gym_rm.server.request_guard import RequestGuard
 from gym_rm.server.responses import STATUS, RequestError, error_response
 from gym_rm.server.service import Service
 
-ROUTES = (
+Route: TypeAlias = "tuple[str, str, Callable[..., Any]]"
+"""Method, path and handler."""
+
+ROUTES: tuple[Route, ...] = (
     ("GET", "/info", native.info),
     ("GET", "/health", native.health),
     ("GET", "/ready", native.ready),
@@ -58,26 +62,30 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
         ConfigError: an option is invalid, or the policy's tokenizer cannot be loaded.
     """
     given = options or ServerOptions()
-    service = Service(scorer, given)
+    app = guarded_app(Service(scorer, given), ROUTES)
+    app.state.policy_texts = None
+    if given.policy_tokenizer is not None:
+        app.state.policy_texts = PolicyTexts(
+            given.policy_tokenizer, apply_chat_template=given.apply_chat_template, input_template=given.input_template
+        )
+    app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
+    return app
+
+
+def guarded_app(service: Service, routes: Sequence[Route]) -> FastAPI:
+    """Return an application with these routes behind the guard, which keeps the limits and the key of the service."""
     errors: dict[int | str, dict[str, Any]] = {
         status: {"description": ", ".join(reason for reason in STATUS if STATUS[reason] == status)}
         for status in STATUS.values()
     }
     app = FastAPI(title="gym-rm", version=gym_rm.__version__, docs_url=None, redoc_url=None, responses=errors)
     app.router.route_class = StrictRoute
-    app.state.service = service
-    app.state.policy_texts = None
-    if given.policy_tokenizer is not None:
-        app.state.policy_texts = PolicyTexts(
-            given.policy_tokenizer, apply_chat_template=given.apply_chat_template, input_template=given.input_template
-        )
-    for method, path, handler in ROUTES:
+    app.state.service, app.state.paths = service, frozenset(path for _, path, _ in routes)
+    for method, path, handler in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None)
-    app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
-    paths = frozenset({"/", "/openapi.json", *(path for _, path, _ in ROUTES)})
-    app.add_middleware(cast(Any, RequestGuard), service=service, paths=paths)
+    app.add_middleware(cast(Any, RequestGuard), service=service, paths=app.state.paths | {"/", "/openapi.json"})
     return app
 
 
@@ -88,7 +96,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
     if not isinstance(error, RequestError):
-        known = ", ".join(sorted({path for _, path, _ in ROUTES}))
+        known = ", ".join(sorted(request.app.state.paths))
         error = {
             404: RequestError("not_found", f"unknown path; the server has {known}."),
             405: RequestError("method_not_allowed", f"{request.url.path} does not accept {request.method}."),

@@ -28,6 +28,11 @@ LIBRARIES = {
     "verifiers": "verifiers.v1",
     "openenv": "openenv.core.env_server",
     "gem": "gem",
+    "nemo_gym": "fastapi",
+    "slime": "torch",
+    "areal": "math_verify",
+    "ms_swift": "torch",
+    "tinker": "tinker_cookbook",
 }
 NUMBER = r"(-?\d+\.\d+)"
 RISE = rf"(?:before|of a wrong reply): {NUMBER}, (?:after|of the right reply): {NUMBER}"
