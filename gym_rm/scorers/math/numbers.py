@@ -76,7 +76,7 @@ _NO_UNIT = re.compile(
 _MODULUS = re.compile(
     r"\s*(?:\\p?b?mod\b|\(\s?mod\b|mod\b|\\(?:text|mathrm)\{\s*\(?mod\b)[\s{}]*(?P<modulus>\d{1,9})[\s{})]*$"
 )
-_CONTINUED = re.compile(r"(\\.\\d{0,20}?)(\\d{1,6}?)\\2{2,}(?:\\.\\.\\.|…|\\\\[lc]?dots)[\\s$]*$")  # 0.333...
+_CONTINUED = re.compile(r"(\.\d{0,20}?)(\d{1,6}?)\2{2,}(?:\.\.\.|…|\\[lc]?dots)[\s$]*$")  # 0.333...
 _NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(?:=|\\approx|≈|\\equiv|≡) ?")
 _ABOUT = re.compile(r"^(?:\\approx|\\simeq|≈|~) ?")
 _SYMBOLS = re.compile(r"[ \u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+$")  # such as a check mark
