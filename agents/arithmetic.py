@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from gym_rm.assets import number_task
+from gym_rm.data.prompts import load_prompts
 from gym_rm.policy.trained_policy import open_policy
 
 # Calls and results in the format of Hermes and Qwen; only the names and arguments of the tools, for a small vocabulary.
@@ -51,6 +51,7 @@ TEMPLATE = """\
 """
 CALCULATOR = {"name": "calculator", "parameters": {"properties": {"expression": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": CALCULATOR}]
+COMPARISONS = load_prompts(None)
 NUM_PROMPTS, EASY = 512, 0.2
 RIGHT, MISTYPED, BROKEN = 0.3, 0.2, 0.15  # calls of the careless user; otherwise it answers without one
 COPIED, KNOWN = 0.9, 0.5
@@ -60,8 +61,8 @@ STEPS, CAREFUL_STEPS, BATCH_SIZE, LEARNING_RATE = 550, 400, 16, 4e-3
 def question(rng: random.Random, *, easy: float = EASY) -> tuple[str, str | None, int]:
     """Return a question, the expression that it asks for (None: it asks to compare three numbers), and its answer."""
     if rng.random() < easy:
-        asked = number_task.sample_question(rng, held_out=False)
-        return asked.text, None, asked.answer
+        prompt = rng.choice(COMPARISONS)
+        return prompt.messages[-1]["content"], None, int(prompt.answer or 0)
     while True:
         a, b, c = (rng.randint(10, 99) for _ in range(3))
         text = f"{a} {rng.choice('+-')} {b} {rng.choice('+-')} {c}"
