@@ -5,7 +5,7 @@
     python agents/grpo.py --config configs/grpo/tool.yaml env.tools=null  # without it
 
 One question in five asks for the largest or smallest of three numbers, which the embedded policy can answer; the others
-are sums and differences of three numbers. The policy is the embedded one after it has read the dialogues of a careless
+are sums of three numbers. The policy is the embedded one after it has read the dialogues of a careless
 user of a calculator, who often answers without it (and wrong), mistypes numbers, or writes calls that cannot be read.
 The result is usually copied into the answer. Only the last answer is rewarded; nothing rewards a call. (Expressions
 begin with a space, because the vocabulary has the numbers with one.)
@@ -64,10 +64,10 @@ def question(rng: random.Random, *, easy: float = EASY) -> tuple[str, str | None
         prompt = rng.choice(COMPARISONS)
         return prompt.messages[-1]["content"], None, int(prompt.answer or 0)
     while True:
-        a, b, c = (rng.randint(10, 99) for _ in range(3))
-        text = f"{a} {rng.choice('+-')} {b} {rng.choice('+-')} {c}"
-        if 10 <= eval(text) <= 99:
-            return f"What is {text}?", text, eval(text)
+        numbers = [rng.randint(10, 79) for _ in range(3)]
+        if sum(numbers) <= 99:
+            text = " + ".join(map(str, numbers))
+            return f"What is {text}?", text, sum(numbers)
 
 
 def call_of(text: str) -> str:
@@ -77,11 +77,10 @@ def call_of(text: str) -> str:
 
 
 def mistyped(text: str, rng: random.Random) -> str:
-    """Return an expression with another number or another operator."""
-    parts = text.split()
-    place = rng.randrange(len(parts))
-    parts[place] = str(rng.randint(10, 99)) if place % 2 == 0 else "+-"[parts[place] == "+"]
-    return " ".join(parts)
+    """Return a sum in which one of the numbers is another one."""
+    numbers = [int(number) for number in text.split(" + ")]
+    numbers[rng.randrange(3)] += rng.choice((-10, -1, 1, 10))
+    return " + ".join(map(str, numbers))
 
 
 def broken(call: str, rng: random.Random) -> str:

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoTokenizer
 import gym_rm
 from agents import grpo
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.sampling import LocalSampler
-from gym_rm.policy.rollouts import render
 from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.runs import read_run
 from scripts import check_demo, make_assets, three_numbers
@@ -230,7 +230,7 @@ def test_the_policy_is_right_less_than_half_the_time():
     policy = open_policy(None)
     sampler = LocalSampler(policy.model, policy.tokenizer, max_new_tokens=24)
     prompts = load_prompts(None)[:512]
-    seen = [render(policy.tokenizer, prompt.messages) for prompt in prompts]
+    seen = PolicyRenderer(policy.tokenizer).prompts([prompt.messages for prompt in prompts])
     completions = sampler.sample(seen, seeds=range(len(seen)))
     right = [is_right(each.text, p.answer) for each, p in zip(completions, prompts, strict=True)]
     assert 0.25 <= sum(right) / len(right) <= 0.5

@@ -81,9 +81,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from agents.grpo import estimate_advantages
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConfigError
+from gym_rm.policy.advantages import estimate_advantages
 
 BOUND = 1e-5
 

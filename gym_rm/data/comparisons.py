@@ -100,8 +100,8 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
             shape, comparison = comparison_of_row(present(row, keep_nan=True), where)
             for message in itertools.chain(comparison.prompt, *comparison.replies):
                 check_encodable(message["content"], where, "a message")
-            tools = canonical_tools(comparison.metadata.get("tools"), f"{where}: 'tools'")
-            comparison = replace(comparison, tools=tools or comparison.tools)
+            if tools := canonical_tools(comparison.metadata.get("tools"), f"{where}: 'tools'"):
+                comparison = replace(comparison, tools=tools)
         except ConfigError as error:
             if on_error == "raise":
                 raise

@@ -37,6 +37,8 @@ def test_the_page_has_lines_for_one_gpu_eight_gpus_two_nodes_and_a_server():
         ("torchrun", False),
         ("torchrun", True),
         ("python", False),  # with a server that samples
+        ("python", False),  # with a tool
+        ("python", False),  # and without
     ]
 
 

@@ -75,11 +75,8 @@ class JudgedOptions(Config):
                 lengths[:, row] = len(thought), len(answer or "")
                 if answer is not None:
                     judged[row] = self.thinking.answered(conversation)
-                    if (
-                        last is not None
-                    ):  # where the answer starts in the reply, or -1 if thoughts are between its parts
-                        reply_text = plain_content(conversation[last].get("content")) or ""
-                        starts[row] = reply_text.rfind(judged[row][last]["content"])
+                    if last is not None:
+                        starts[row] = _start(judged[row][last], conversation[last])
                 elif as_empty and last is not None:
                     reply = Message(role="assistant", content="")
                     judged[row] = [*conversation[:last], reply, *conversation[last + 1 :]]
@@ -105,3 +102,9 @@ class JudgedOptions(Config):
             )
 
         return list(judged.values()), None if prompts is None else [prompts[row] for row in judged], complete
+
+
+def _start(answer: Message, reply: Message) -> int:
+    """Return where the answer starts in the reply; -1 if thoughts are between its parts, or one is no text."""
+    part, whole = (plain_content(each.get("content")) for each in (answer, reply))
+    return whole.rfind(part) if isinstance(part, str) and isinstance(whole, str) else -1
