@@ -24,6 +24,8 @@ import torch
 from torch.nn.functional import pad
 
 from gym_rm.data.prompts import load_prompts
+from gym_rm.data.tools import UNREADABLE
+from gym_rm.envs.tools.formats import hermes
 from gym_rm.policy.trained_policy import open_policy
 
 # Calls and results in the format of Hermes and Qwen; only the names and arguments of the tools, for a small vocabulary.
@@ -54,7 +56,7 @@ TOOLS = [{"type": "function", "function": CALCULATOR}]
 COMPARISONS = load_prompts(None)
 NUM_PROMPTS, EASY = 512, 0.2
 RIGHT, MISTYPED, BROKEN = 0.3, 0.2, 0.15  # calls of the careless user; otherwise it answers without one
-COPIED, KNOWN = 0.9, 0.5
+COPIED, KNOWN, REPEATED = 0.9, 0.8, 0.5
 STEPS, CAREFUL_STEPS, BATCH_SIZE, LEARNING_RATE = 550, 400, 16, 4e-3
 
 
@@ -101,13 +103,18 @@ def dialogue(rng: random.Random, *, careful: bool) -> tuple[list[dict[str, Any]]
     luck = rng.random() * (RIGHT if careful else 1.0)
     if used is None or tools is None or luck > RIGHT + MISTYPED + BROKEN:
         return [asked, answer(value, rng, right=KNOWN if used is None else 0.0)], tools
-    if luck > RIGHT:
-        used = mistyped(used, rng)
+    said = [asked]
     if luck > RIGHT + MISTYPED:
-        return [asked, {"role": "assistant", "content": broken(call_of(used), rng)}], tools
+        call = broken(call_of(used), rng)
+        said += [{"role": "assistant", "content": call}]
+        if rng.random() > REPEATED:
+            return said, tools
+        said += [{"role": "user", "content": UNREADABLE + hermes(call).problems[0]}]
+    elif luck > RIGHT:
+        used = mistyped(used, rng)
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": f" {used}"}}}
     return [
-        asked,
+        *said,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": str(eval(used))},
         answer(eval(used), rng, right=1.0 if careful else COPIED),
