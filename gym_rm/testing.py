@@ -282,14 +282,8 @@ def _check_replies(envs: Envs, seed: int) -> None:
     envs.reset(seed=seed)
     last = envs.num_envs - 1
     text = {"role": "assistant", "content": "text"}
-    bad_messages = (
-        {"role": "user", "content": "text"},
-        {"role": "assistant"},
-        {**text, "weight": 1},
-        {**text, "tool_calls": [{"name": "f"}]},
-        {**text, "tool_calls": [{"function": {"name": "f", "arguments": LONE_SURROGATE}}]},
-    )
-    for bad in (None, 3, b"bytes", ["text"], f"half {LONE_SURROGATE}", *bad_messages):
+    unnamed, half = {**text, "tool_calls": [{"name": "f"}]}, f"half {LONE_SURROGATE}"
+    for bad in (None, 3, b"bytes", ["text"], half, {**text, "role": "user"}, {**text, "weight": 1}, unnamed):
         error = _expect(ActionError, f"the reply {bad!r}", envs.step, [*good[:last], bad])
         assert str(last) in str(error), f"the error for the reply {bad!r} must name row {last}, got: {error}"
     for bad in ("text", [], [*good, "one more"], None):
@@ -303,9 +297,9 @@ def _check_replies(envs: Envs, seed: int) -> None:
     assert data_equivalence(envs.step([dict(text)] * envs.num_envs), as_texts), (
         "a message with only a content must be the same reply as its text."
     )
-    replies: Any = envs.single_action_space
-    if replies.tools:
-        _check_calls(envs, replies.tools, seed)
+    tools = envs.single_action_space.tools  # type: ignore[attr-defined]
+    if tools:
+        _check_calls(envs, tools, seed)
 
 
 def _check_calls(envs: Envs, tools: Sequence[str], seed: int) -> None:
@@ -323,7 +317,6 @@ def _check_calls(envs: Envs, tools: Sequence[str], seed: int) -> None:
             expected = [("tool", call["id"]) for call in calls]
             assert found == expected, f"every call must have a result, expected {expected}, got {found}."
             assert infos["tool_calls"][row] == len(calls), f"infos['tool_calls'] of row {row} must be {len(calls)}."
-            assert infos["tool_errors"][row] >= 1, "a call of an unknown tool must count in infos['tool_errors']."
 
 
 def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:

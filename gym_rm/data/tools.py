@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ UNREADABLE = "Error: a tool call could not be read: "
 
 LONGEST_NAME = 128
 DEEPEST = 64
-LARGEST_BITS = 8192  # Python writes integers of up to 4,300 digits
 
 
 def canonical_tools(value: Any, where: str = "tools") -> tuple[dict[str, Any], ...]:
@@ -32,12 +30,10 @@ def canonical_tools(value: Any, where: str = "tools") -> tuple[dict[str, Any], .
         >>> canonical_tools('[{"name": "now", "description": "The time."}]')[0]["function"]["name"]
         'now'
     """
-    given = value
-    if isinstance(value, str):
-        try:
-            given = json.loads(value) if value.strip() else ()
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where} must be a list of tool schemas or its JSON text: {error}.") from error
+    try:
+        given = json.loads(value or "[]") if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        given = value
     if given is None:
         return ()
     if isinstance(given, Mapping | str) or not isinstance(given, Sequence):
@@ -60,26 +56,23 @@ def _canonical(schema: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": known}
 
 
-def json_fault(value: Any, depth: int = DEEPEST) -> str:
+def json_fault(value: Any) -> str:
     """Return why a value is no JSON that survives being written and read; `""` if it does."""
-    if depth < 0:
-        return f"is nested more than {DEEPEST} levels deep"
-    if isinstance(value, dict):
-        keys = (f"has the key {key!r:.80}, which is no text" for key in value if not isinstance(key, str))
-        return (
-            next(keys, "")
-            or next(filter(None, (json_fault(part, depth) for part in value)), "")
-            or next(filter(None, (json_fault(part, depth - 1) for part in value.values())), "")
-        )
-    if isinstance(value, list):
-        return next(filter(None, (json_fault(part, depth - 1) for part in value)), "")
-    if isinstance(value, str):
-        return "" if is_encodable(value) else "has a lone surrogate, which UTF-8 cannot encode"
-    if isinstance(value, int):
-        return "" if value.bit_length() <= LARGEST_BITS else "has an integer that is too long"
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else f"has the number {value}"
-    return "" if value is None else f"has a value of the type {type(value).__name__}"
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        if json.loads(text) != value:
+            return "changes when it is written as JSON and read again"
+        return f"is nested more than {DEEPEST} levels deep" if _depth(value) > DEEPEST else ""
+    except RecursionError:
+        return "is nested too deeply"
+    except (TypeError, ValueError) as error:  # also lone surrogates, NaN and integers of thousands of digits
+        return f"cannot be written as JSON: {error}"
+
+
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts)) if parts else 0
 
 
 def is_encodable(text: str) -> bool:
@@ -94,8 +87,7 @@ def is_encodable(text: str) -> bool:
 def cut_middle(text: str, most: int) -> str:
     """Return a text of at most this length that UTF-8 can encode; the middle of a longer one is left out."""
     if len(text) > most:
-        mark = f"\n[... {len(text) - most + 60:,} characters are left out ...]\n"
-        half = max(0, (most - len(mark)) // 2)
+        half = max(0, most - 60) // 2  # 60 characters are enough for the mark
         mark = f"\n[... {len(text) - 2 * half:,} characters are left out ...]\n"
         text = (text[:half] + mark + text[len(text) - half :])[:most]
-    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

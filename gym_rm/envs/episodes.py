@@ -32,10 +32,6 @@ class Episode:
     messages: list[Message]
     num_replies: int = 0
 
-    def with_reply(self, reply: str | Message) -> list[Message]:
-        """Return the conversation with one more reply, without changing the episode."""
-        return [*self.messages, Message(role="assistant", content=reply) if isinstance(reply, str) else reply]
-
 
 def num_user_turns(conversation: Conversation, prompt: Prompt) -> int:
     """Return the number of messages of the user after the prompt, without those about calls that cannot be read."""

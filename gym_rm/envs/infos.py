@@ -49,22 +49,6 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class StepCalls:
-    """The tool calls of one step, int64 `[N]` each: calls of the reply, and those that were answered with an error.
-
-    Calls that could not be read count as both.
-    """
-
-    calls: NDArray[np.int64]
-    errors: NDArray[np.int64]
-
-    def add_to(self, infos: Infos, rows: Mask) -> None:
-        """Add the values of `rows` to `infos`."""
-        add_values(infos, "tool_calls", self.calls, rows)
-        add_values(infos, "tool_errors", self.errors, rows)
-
-
 RESERVED = frozenset(
     {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components"}
     | {"step_rewards", "step_ends"}

@@ -159,12 +159,8 @@ class ReplySpace(UnicodeText):
         if not isinstance(x, dict):
             wanted = "" if isinstance(x, str) else "; an assistant message is a reply too"
             return "" if super().contains(x) else super().fault(x) + wanted
-        unknown = x.keys() - {"role", "content", "tool_calls", "reasoning_content"}
-        if unknown or x.get("role") != "assistant":
-            return (
-                "expected a message with the role 'assistant' and the fields 'content', 'tool_calls' and "
-                f"'reasoning_content', got the role {x.get('role')!r:.40} and the fields {sorted(map(str, x))!r:.200}"
-            )
+        if x.get("role") != "assistant":
+            return f"expected a message with the role 'assistant', got the role {x.get('role')!r:.100}"
         return message_fault(x, self.max_length)
 
     def __repr__(self) -> str:
@@ -188,12 +184,12 @@ def message_fault(message: Any, max_length: int) -> str:
         known = list(Message.__annotations__)
         return f"expected no other fields of a message than {known}, got {sorted(map(str, unknown))!r:.100}"
     others = _other_fields(message)
-    for name in others.keys() - {"tool_calls"}:
-        if not isinstance(others[name], str):
-            return f"{name!r} of a message: expected a text, got {others[name]!r:.100}"
-    calls = others.get("tool_calls", [])
     if fault := json_fault(others):
         return f"a message with the fields {sorted(others)} {fault}"
+    for name, value in others.items():
+        if name != "tool_calls" and not isinstance(value, str):
+            return f"{name!r} of a message: expected a text, got {value!r:.100}"
+    calls = others.get("tool_calls", [])
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         return (
             "'tool_calls' of a message: expected a list of {'type': 'function', 'id': ..., 'function': {'name': ..., "
@@ -204,18 +200,11 @@ def message_fault(message: Any, max_length: int) -> str:
 
 
 def _is_call(call: Any) -> bool:
-    if not isinstance(call, dict) or not call.keys() <= {"type", "id", "function"}:
-        return False
-    function = call.get("function")
-    return (
-        isinstance(function, dict)
-        and function.keys() == {"name", "arguments"}
-        and isinstance(function["name"], str)
-        and 0 < len(function["name"]) <= LONGEST_NAME
-        and isinstance(function["arguments"], dict | str)
-        and call.get("type", "function") == "function"
-        and isinstance(call.get("id", ""), str)
-    )
+    match call:
+        case {"function": {"name": str(name), "arguments": dict() | str(), **other}, **rest}:
+            known = rest.keys() <= {"type", "id"} and rest.get("type", "function") == "function"
+            return known and isinstance(rest.get("id", ""), str) and not other and 0 < len(name) <= LONGEST_NAME
+    return False
 
 
 def _other_fields(message: Any) -> dict[str, Any]:
@@ -248,7 +237,7 @@ class ConversationSpace(spaces.Sequence):
         super().__init__(spaces.Dict({**texts, "fields": UnicodeText(max_length)}), seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
-        """Return a random conversation of at least one message, four on average; half of the tool results have ids."""
+        """Return a random conversation of at least one message, four on average."""
         _refuse_masks(self, mask, probability)
         # Use only this space's own generator, because the copies in a batched space share their inner spaces.
         generator = self.np_random
@@ -256,8 +245,6 @@ class ConversationSpace(spaces.Sequence):
         for _ in range(generator.geometric(0.25)):
             role = SAMPLED_ROLES[generator.integers(len(SAMPLED_ROLES))]
             messages.append(Message(role=role, content=_sample_text(generator, 0, self.content_space.max_length)))
-            if role == "tool" and self.content_space.max_length >= LONGEST_SAMPLE and generator.random() < 0.5:
-                messages[-1]["tool_call_id"] = f"call{generator.integers(100_000):05d}"
         return messages
 
     def contains(self, x: Any) -> bool:

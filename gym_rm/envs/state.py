@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gym_rm.envs.episodes import Episode, PromptOrders
-from gym_rm.envs.infos import Infos, Mask, StepCalls, StepScores, add_values
+from gym_rm.envs.infos import Infos, Mask, StepScores, add_values
 from gym_rm.types import Message, copy_conversation, copy_nested
 
 Observations: TypeAlias = tuple[list[Message], ...]
@@ -24,7 +26,8 @@ class EnvState:
         over: bool `[N]`, environments whose episode has ended and that wait for a reset.
         scores: scores of the last step.
         transcripts: `[N]`, for rendering.
-        calls: tool calls of the last step; None without tools.
+        calls: int64 `[N]` by name, of the last step of an environment with tools: `tool_calls` of the replies, and
+            `tool_errors`, those that were answered with an error. Calls that could not be read count as both.
         view: state of a numeric view around the environment, or None.
     """
 
@@ -33,7 +36,7 @@ class EnvState:
     over: Mask
     scores: StepScores
     transcripts: tuple[str, ...]
-    calls: StepCalls | None = None
+    calls: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     view: Any = None
 
     def observations(self) -> Observations:
@@ -62,8 +65,8 @@ class EnvState:
     def add_step(self, infos: Infos, rows: Mask) -> None:
         """Add the scores and tool calls of the last step in `rows`."""
         self.scores.add_to(infos, rows)
-        if self.calls is not None:
-            self.calls.add_to(infos, rows)
+        for name, values in self.calls.items():
+            add_values(infos, name, values, rows)
 
     def add_final(self, infos: Infos, done: Mask) -> None:
         """Add the conversations and infos of the episodes in `done`, which have just ended."""

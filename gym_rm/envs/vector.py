@@ -22,7 +22,7 @@ from gym_rm.checks import integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
-from gym_rm.envs.infos import Infos, Mask, StepCalls, StepScores
+from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
@@ -99,9 +99,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._toolbox: Toolbox | None = None
         if self.settings.tools:
             self._toolbox = Toolbox(self.settings.tools, self.settings.tool_options, self.settings.max_text_length)
-        self.single_action_space = ReplySpace(
-            self.settings.max_text_length, tools=list(self._toolbox.tools) if self._toolbox else ()
-        )
+        names = [*self._toolbox.tools] if self._toolbox else []
+        self.single_action_space = ReplySpace(self.settings.max_text_length, tools=names)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
@@ -236,7 +235,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         starting, playing = rows & old.over, rows & ~old.over
         indices = np.flatnonzero(playing).tolist()
         replies = self._check_replies(indices, actions)
-        said = [old.episodes[row].with_reply(reply.message) for row, reply in zip(indices, replies, strict=True)]
+        said = [[*old.episodes[row].messages, reply.message] for row, reply in zip(indices, replies, strict=True)]
         if self.settings.reward_on == "turn":
             scores = self._score(indices, said)
             turns, calls = self._next_turns(indices, replies, said, scores)
@@ -381,14 +380,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def _next_turns(
         self, rows: list[int], replies: list[Reply], said: list[list[Message]], scores: StepScores | None
-    ) -> tuple[list[UserTurn], StepCalls | None]:
+    ) -> tuple[list[UserTurn], dict[str, NDArray[np.int64]]]:
         """Return the turn after the reply of each of these rows, and their tool calls."""
         episodes = [self.state.episodes[row] for row in rows]
         calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
         given = None if scores is None else scores.scores.take(rows)
         turns = self._user.next_turns(rows, episodes, said, given, calling)
         if self._toolbox is None:
-            return turns, None
+            return turns, {}
         calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)
         calls[rows] = [reply.num_calls for reply in replies]
         errors[rows] = [len(reply.problems) for reply in replies]
@@ -397,10 +396,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         answers = self._toolbox.answer(
             [replies[m] for m in asked], [said[m] for m in asked], [episodes[m].prompt for m in asked]
         )
-        for m, answer in zip(asked, answers, strict=True):
-            turns[m] = replace(turns[m], messages=tuple(answer.messages))
-            errors[rows[m]] = answer.num_errors
-        return turns, StepCalls(calls, errors)
+        for m, (messages, num_errors) in zip(asked, answers, strict=True):
+            turns[m] = replace(turns[m], messages=tuple(messages))
+            errors[rows[m]] = num_errors
+        return turns, {"tool_calls": calls, "tool_errors": errors}
 
     def _restart(self, state: EnvState, rows: Mask, indices: NDArray[Any] | None = None) -> EnvState:
         """Return the state with new episodes in `rows`, from the prompts with these indices or the next ones."""

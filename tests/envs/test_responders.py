@@ -20,8 +20,12 @@ def simulator(respond=None, **limits):
     return UserSimulator(respond, space=ConversationSpace(100), **limits)
 
 
+def with_reply(episode, reply):
+    return [*episode.messages, {"role": "assistant", "content": reply}]
+
+
 def one_turn(user, conversation, reply="reply", scores=None):
-    (turn,) = user.next_turns([0], [conversation], [conversation.with_reply(reply)], scores)
+    (turn,) = user.next_turns([0], [conversation], [with_reply(conversation, reply)], scores)
     return turn
 
 
@@ -37,7 +41,7 @@ def test_a_script_without_further_turns_ends_the_episode():
     conversation = episode("and?")
     turn = one_turn(simulator(), conversation)
     assert (said_by(turn), turn.terminated, turn.truncated) == ("and?", False, False)
-    conversation.messages = [*conversation.with_reply("one"), {"role": "user", "content": "and?"}]
+    conversation.messages = [*with_reply(conversation, "one"), {"role": "user", "content": "and?"}]
     turn = one_turn(simulator(), conversation)
     assert (said_by(turn), turn.terminated, turn.truncated) == (None, True, False)
 
@@ -84,7 +88,7 @@ def test_a_responder_is_called_once_for_the_rows_that_continue():
     over_limit.num_replies = 1
     episodes = [over_limit, ended, first, second]
     replies = ["a", "c", "d", "e"]
-    said = [each.with_reply(reply) for each, reply in zip(episodes, replies, strict=True)]
+    said = [with_reply(each, reply) for each, reply in zip(episodes, replies, strict=True)]
     scores = Scores.from_rewards([0.0, 2.0, 3.0, 4.0], terminations=[False, True, False, False])
     turns = user.next_turns(range(4), episodes, said, scores)
     ((contents, user_turns, given_scores),) = asked
@@ -106,7 +110,7 @@ def test_a_responder_receives_copies():
         return [None]
 
     conversation = episode()
-    said = conversation.with_reply("one")
+    said = with_reply(conversation, "one")
     simulator(respond).next_turns([0], [conversation], [said], None)
     assert said[0]["content"] == conversation.prompt.messages[0]["content"] == "hi"
 
@@ -130,7 +134,7 @@ def test_the_error_for_an_invalid_turn_names_the_environment(turn):
     user = simulator(lambda conversations, prompts, scores: [turn])
     conversation = episode()
     with pytest.raises(ConfigError, match="environment 7: respond returned an invalid turn"):
-        user.next_turns([7], [conversation], [conversation.with_reply("a")], None)
+        user.next_turns([7], [conversation], [with_reply(conversation, "a")], None)
 
 
 def test_a_responder_with_another_signature_raises_config_error():

@@ -12,16 +12,6 @@ from typing import Any
 MOST_CHARACTERS = 1000
 MOST_BITS = 10_000  # of a numerator or denominator
 DIGITS = 20
-_OPERATORS: dict[type[Any], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
 
 
 def calculator(expression: str) -> str:
@@ -55,11 +45,15 @@ def _value(node: ast.expr) -> Fraction:
             return _bounded(Fraction(repr(number)))
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
             return Fraction(_OPERATORS[type(op)](_value(operand)))
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _bounded(_power(_value(left), _value(right)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _bounded(Fraction(_OPERATORS[type(op)](_value(left), _value(right))))
     raise ValueError(f"only numbers, + - * / // % ** and parentheses are known, got {ast.unparse(node)[:40]!r}")
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
+        raise ValueError(f"a number has more than {MOST_BITS} bits")
+    return value
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -74,7 +68,14 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return Fraction(base**exponent.numerator)
 
 
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
-        raise ValueError(f"a number has more than {MOST_BITS} bits")
-    return value
+_OPERATORS: dict[type[Any], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}

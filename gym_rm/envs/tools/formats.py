@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from gym_rm.checks import describe, load_function
+from gym_rm.checks import describe, load_function, one_of
 from gym_rm.data.tools import LONGEST_NAME, json_fault
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.engine.text.tool_calls import decode_arguments
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError
 from gym_rm.types import Message
 
 MOST_CALLS = 128
@@ -22,11 +22,8 @@ TOOL_CALLS = "[TOOL_CALLS]"
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into texts
 _SPACE = re.compile(r"\s*")
 _HERMES_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
-_HERMES_NEXT = re.compile(r"</tool_call>|(?=<tool_call>)")
-_LLAMA_NEXT = re.compile(rf"(?={re.escape(PYTHON_TAG)})")
 _LLAMA_ANOTHER = re.compile(r"\s*;\s*(?=\{)")
 _MISTRAL_NAME = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]\s*")
-_MISTRAL_NEXT = re.compile(rf"(?={re.escape(TOOL_CALLS)})")
 _XML = re.compile(r"\s*<function=([^\s<>]+)>(.*?)</function>", re.DOTALL)
 _XML_PARAMETER = re.compile(r"<parameter=([^\s<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _THINKING = Thinking()
@@ -56,12 +53,7 @@ def load_format(value: Any) -> CallFormat:
         ConfigError: there is no such format.
     """
     if isinstance(value, str) and ":" not in value:
-        if value not in FORMATS:
-            raise ConfigError(
-                f"call_format must be one of {list(FORMATS)}, a function or 'module:function', got {value!r}."
-                f"{nearest(value, FORMATS)}"
-            )
-        return FORMATS[value]
+        return FORMATS[one_of("call_format", value, [*FORMATS])]
     return load_function("call_format", value)
 
 
@@ -82,15 +74,15 @@ def read_reply(text: str, call_format: CallFormat) -> tuple[Message, list[str]]:
     if answer is None:
         return plain, []
     parsed: Any = call_format(answer)
-    if not isinstance(parsed, tuple) or len(parsed) != 3 or not isinstance(parsed[0], str):
-        raise ConfigError(f"call_format must return (content, calls, problems), got {describe(parsed)}.")
-    content, given, problems = parsed[0], parsed[1], [*parsed[2]]
-    calls = []
-    for call in given:
-        try:
-            calls.append({"type": "function", "function": _checked(call)})
-        except (ValueError, RecursionError) as error:
-            problems.append(_reason(error))
+    match parsed:
+        case (str(content), list() | tuple() as found, list() | tuple() as given):
+            problems = [str(problem) for problem in given]
+        case _:
+            raise ConfigError(f"call_format must return (content, calls, problems), got {describe(parsed)}.")
+    try:
+        calls = [{"type": "function", "function": _checked(call)} for call in found]
+    except (ValueError, RecursionError) as error:
+        return plain, [*problems, _reason(error)]
     if not calls:
         return plain, problems
     said = text.rstrip()
@@ -118,7 +110,7 @@ def hermes(text: str) -> ParsedReply:
             raise ValueError(f"expected </tool_call> after the JSON, got {text[position : position + 40]!r}")
         return [value], end.end()
 
-    return _scan(text, "<tool_call>", read, _HERMES_NEXT)
+    return _scan(text, "<tool_call>", read)
 
 
 def llama3(text: str) -> ParsedReply:
@@ -129,26 +121,21 @@ def llama3(text: str) -> ParsedReply:
 
     def read(position: int) -> tuple[list[Any], int]:
         value, position = _json(text, position)
-        values: list[Any] = [value]
+        values = [value]
         while (another := _LLAMA_ANOTHER.match(text, position)) and len(values) < MOST_CALLS:
-            try:
-                value, position = _json(text, another.end())
-            except (ValueError, RecursionError) as error:
-                return [*values, error], len(text)
+            value, position = _json(text, another.end())
             values.append(value)
         return values, position
 
     if PYTHON_TAG in text:
-        return _scan(text, PYTHON_TAG, read, _LLAMA_NEXT)
-    if text.lstrip().startswith("{"):
-        try:
-            values, end = read(0)
-            _checked(values[0])
-        except (ValueError, RecursionError):
-            return ParsedReply(text)
-        if not text[end:].strip() and {"parameters", "arguments"} & values[0].keys():
-            return _sorted(text, values)
-    return ParsedReply(text)
+        return _scan(text, PYTHON_TAG, read)
+    try:
+        values, end = read(0)
+        calls = [_checked(value) for value in values]
+    except (ValueError, RecursionError):
+        return ParsedReply(text)
+    is_call = not text[end:].strip() and all({"parameters", "arguments"} & value.keys() for value in values)
+    return ParsedReply("", calls) if is_call else ParsedReply(text)
 
 
 def mistral(text: str) -> ParsedReply:
@@ -161,16 +148,14 @@ def mistral(text: str) -> ParsedReply:
         value, position = _json(text, position)
         return value if isinstance(value, list) else [value], position
 
-    return _scan(text, TOOL_CALLS, read, _MISTRAL_NEXT)
+    return _scan(text, TOOL_CALLS, read)
 
 
 FORMATS: dict[str, CallFormat] = {"hermes": hermes, "llama3": llama3, "mistral": mistral}
 
 
-def _scan(
-    text: str, mark: str, read: Callable[[int], tuple[list[Any], int]], after_failure: re.Pattern[str]
-) -> ParsedReply:
-    """Read the calls after every mark. A place that cannot be read is a problem, and stays in the content."""
+def _scan(text: str, mark: str, read: Callable[[int], tuple[list[Any], int]]) -> ParsedReply:
+    """Read the calls after every mark. A block that cannot be read is a problem, and stays in the content."""
     kept, calls, problems = list[str](), list[Mapping[str, Any]](), list[str]()
     position = 0
     while (start := text.find(mark, position)) >= 0:
@@ -180,30 +165,15 @@ def _scan(
             problems.append(f"a reply may have {MOST_CALLS} calls, and this one has more")
             break
         try:
-            values, position = read(start + len(mark))
+            values, end = read(start + len(mark))
+            calls += [_checked(value) for value in values]
+            position = end
         except (ValueError, RecursionError) as error:
             problems.append(_reason(error))
-            resume = after_failure.search(text, start + len(mark))
-            position = len(text) if resume is None else resume.end()
-            kept.append(text[start:position])
-            continue
-        found = _sorted(text[start:position], values)
-        kept.append(found.content)
-        calls += found.calls
-        problems += found.problems
+            kept.append(mark)
+            position = start + len(mark)
     kept.append(text[position:])
     return ParsedReply("".join(kept), calls, problems)
-
-
-def _sorted(text: str, values: Sequence[Any]) -> ParsedReply:
-    """Divide values into calls and problems; the text of values without a call stays in the content."""
-    calls, problems = [], []
-    for value in values:
-        try:
-            calls.append(_checked(value))
-        except (ValueError, RecursionError) as error:
-            problems.append(_reason(error))
-    return ParsedReply("" if calls else text, calls, problems)
 
 
 def _json(text: str, position: int) -> tuple[Any, int]:
@@ -217,8 +187,6 @@ def _json(text: str, position: int) -> tuple[Any, int]:
 
 def _checked(value: Any) -> dict[str, Any]:
     """Return the name and the decoded arguments of a call. Raises ValueError."""
-    if isinstance(value, Exception):
-        raise value
     function = value.get("function", value) if isinstance(value, Mapping) else value
     if not isinstance(function, Mapping):
         raise ValueError(f"expected a JSON object with 'name' and 'arguments', got {value!r:.80}")

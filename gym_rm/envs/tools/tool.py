@@ -24,7 +24,6 @@ else:
 
 HIDDEN = ("conversation", "prompt")
 """Keyword-only parameters that the environment fills, and that the policy does not see."""
-MOST_PROBLEMS = 5
 
 
 class ToolOptions(Config):
@@ -84,26 +83,36 @@ class Tool:
         self.is_async = inspect.iscoroutinefunction(function)
         text = inspect.getdoc(function) or ""
         described = _parameter_texts(text)
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError, NameError) as error:
+            raise ConfigError(f"tools: the type hints of {self.name} cannot be read: {error}.") from error
         fields: dict[str, Any] = {}
         self.hidden = []
-        for parameter, hint in self._parameters():
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name in HIDDEN:
-                self.hidden.append(parameter.name)
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name in HIDDEN:
+                self.hidden.append(name)
                 continue
-            optional = parameter.default is not parameter.empty
-            info = pydantic.Field(description=described.get(parameter.name))
-            fields[parameter.name] = (NotRequired if optional else Required)[Annotated[hint, info]]
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name not in hints:
+                raise ConfigError(
+                    f"tools: the parameter {str(parameter)!r} of {self.name} must have a type hint, for example "
+                    f"{name}: str, and be passed by name."
+                )
+            info = pydantic.Field(description=described.get(name))
+            required = Required if parameter.default is parameter.empty else NotRequired
+            fields[name] = required[Annotated[hints[name], info]]
         try:
             shape = TypedDict("Arguments", fields)  # type: ignore[misc]
             self._adapter: Any = pydantic.TypeAdapter(pydantic.with_config(extra="forbid")(shape))
-            parameters = self._adapter.json_schema(schema_generator=_Untitled)
+            schema = self._adapter.json_schema(schema_generator=_Untitled)
         except pydantic.errors.PydanticUserError as error:
             raise ConfigError(f"tools: {self.name} has a parameter without a JSON schema: {error}") from error
-        parameters.pop("title", None)
+        schema.pop("title", None)
         about = text.partition("\n\n")[0].strip() if description is None else description
         self.schema: dict[str, Any] = {
             "type": "function",
-            "function": {"name": self.name, "description": " ".join(about.split()), "parameters": parameters},
+            "function": {"name": self.name, "description": " ".join(about.split()), "parameters": schema},
         }
 
     def __repr__(self) -> str:
@@ -127,28 +136,8 @@ class Tool:
         try:  # many models write nested values as JSON texts
             return dict(self._adapter.validate_python({key: _decoded(value) for key, value in given.items()}))
         except pydantic.ValidationError:
-            shown = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems[:MOST_PROBLEMS]]
+            shown = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
             raise ArgumentsError("; ".join(shown)) from None
-
-    def _parameters(self) -> list[tuple[inspect.Parameter, Any]]:
-        """Return the parameters of the function with their types."""
-        try:
-            hints = typing.get_type_hints(self.function, include_extras=True)
-            parameters = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError, NameError) as error:
-            raise ConfigError(f"tools: the type hints of {self.name} cannot be read: {error}.") from error
-        for parameter in parameters:
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise ConfigError(
-                    f"tools: the parameter {str(parameter)!r} of {self.name} cannot be passed by name; a tool has "
-                    "parameters with names and type hints."
-                )
-            if parameter.name not in hints and parameter.name not in HIDDEN:
-                raise ConfigError(
-                    f"tools: the parameter {parameter.name!r} of {self.name} has no type hint; write for example "
-                    f"{parameter.name}: str."
-                )
-        return [(parameter, hints.get(parameter.name)) for parameter in parameters]
 
 
 class _Untitled(GenerateJsonSchema):

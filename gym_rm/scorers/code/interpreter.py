@@ -102,9 +102,7 @@ class CodeInterpreter(NeverCopied):
         Args:
             code: the code.
         """
-        text, keep = self._run(conversation, prompt, [code])
-        keep({"role": "tool", "content": text})
-        return text
+        return self._run(conversation, prompt, [code], lambda text: {"role": "tool", "content": text})
 
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
@@ -120,22 +118,16 @@ class CodeInterpreter(NeverCopied):
     def _turn(self, conversation: Conversation, prompt: Prompt | None) -> str | None:
         """Execute the blocks of the last reply, and return their result."""
         blocks = self.blocks_of(conversation[-1]["content"])
-        if not blocks:
-            return None
-        text, keep = self._run(conversation, prompt, blocks)
-        result = f"\n\n<result>\n{text}\n</result>" if "\n" in text else f"<result>{text}</result>"
-        keep({"role": "user", "content": result})
-        return result
+        return self._run(conversation, prompt, blocks, _user_message) if blocks else None
 
     def _run(
-        self, conversation: Conversation, prompt: Prompt | None, blocks: Sequence[str]
-    ) -> tuple[str, Callable[[Message], None]]:
-        """Execute code at the end of a conversation.
-
-        Returns:
-            The text of the result; and a function that keeps the session for the conversation that goes on with the
-            message of this result.
-        """
+        self,
+        conversation: Conversation,
+        prompt: Prompt | None,
+        blocks: Sequence[str],
+        as_message: Callable[[str], Message],
+    ) -> str:
+        """Execute code at the end of a conversation, and return the content of the message of its result."""
         executed = self._executed(conversation, 0 if prompt is None else len(prompt.messages))
         session = self._take(conversation[: executed[-1][0] + 1]) if executed else None
         session = session or self._rebuilt(conversation, executed)
@@ -145,15 +137,14 @@ class CodeInterpreter(NeverCopied):
             session = self._rebuilt(conversation, executed)
             texts, reply = self._execute(session, blocks)
 
-        def keep(result: Message) -> None:
-            if reply.status not in _KEEPS_STATE:
-                session.close()
-                return
+        result = as_message(cut_middle(clean("\n".join(texts)), self._max_length))
+        if reply.status in _KEEPS_STATE:
             with self._lock:
                 self._kept.append((_key([*conversation, result]), session))
             self._end_all_but(MOST_SESSIONS)
-
-        return cut_middle(clean("\n".join(texts)), self._max_length), keep
+        else:
+            session.close()
+        return result["content"]
 
     def _executed(self, conversation: Conversation, start: int) -> list[tuple[int, list[str]]]:
         """Return the code that was executed after a message: the index of each result, and the blocks that it is of."""
@@ -217,6 +208,11 @@ class CodeInterpreter(NeverCopied):
             ended, self._kept = self._kept[:surplus], self._kept[surplus:]
         for _, session in ended:
             session.close()
+
+
+def _user_message(text: str) -> Message:
+    result = f"\n\n<result>\n{text}\n</result>" if "\n" in text else f"<result>{text}</result>"
+    return {"role": "user", "content": result}
 
 
 def _key(messages: Sequence[Message]) -> str:

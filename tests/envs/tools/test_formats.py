@@ -92,7 +92,7 @@ XML = "<tool_call>\n<function=f>\n<parameter=a>\n1 < 2\n</parameter>\n</function
         ("llama3", '{"name": "Ann", "age": 3}', []),
         ("llama3", '{"answer": 3}', []),
         ("llama3", '{"name": "f", "parameters": {}} is a call', []),
-        ("llama3", "{not JSON", []),
+        ("llama3", '{"name": "f", "parameters": {}}; {bad', []),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}', [("f", {"a": 1})]),
         ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}', [("f", {})]),
     ],
@@ -112,14 +112,13 @@ def test_a_text_has_these_calls(name, text, calls):
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "'name' must be the name of a tool, got None"),
         ("hermes", block("[1]"), "'arguments' of f must be a JSON object"),
         ("hermes", "<tool_call>[1]</tool_call>", "expected a JSON object with 'name' and 'arguments', got [1]"),
-        ("hermes", block('{"a": NaN}'), "has the number nan"),
-        ("hermes", block('{"a": "\\ud800"}'), "has a lone surrogate"),
+        ("hermes", block('{"a": NaN}'), "cannot be written as JSON"),
+        ("hermes", block('{"a": "\\ud800"}'), "surrogates not allowed"),
         ("hermes", block('{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"), "nested"),
         ("hermes", block('{"a": ' + "[" * 90 + "]" * 90 + "}"), "nested"),
         ("hermes", block('{"a": ' + "9" * 5000 + "}"), "4300 digits"),
-        ("hermes", block('{"a": ' + "9" * 4000 + "}"), "integer that is too long"),
         ("llama3", '<|python_tag|>search(query="x")', "the JSON is not valid"),
-        ("llama3", '{"name": "g", "parameters": {}}; {bad', "the JSON is not valid"),
+        ("llama3", '<|python_tag|>{"name": "g", "parameters": {}}; {bad', "the JSON is not valid"),
         ("mistral", '[TOOL_CALLS][{"name": "g", "arguments": {}}, {"arguments": {}}]', "'name' must be"),
         ("mistral", "[TOOL_CALLS]g[ARGS]{bad", "the JSON is not valid"),
     ],
@@ -183,6 +182,7 @@ def test_an_unknown_format_is_refused(value):
         load_format(value)
 
 
-def test_what_a_function_returns_is_checked():
-    with pytest.raises(ConfigError, match=r"call_format must return \(content, calls, problems\), got str 'x'"):
-        read_reply("x", lambda text: text)
+@pytest.mark.parametrize("value", ["x", ("x", None, [])])
+def test_what_a_function_returns_is_checked(value):
+    with pytest.raises(ConfigError, match=r"call_format must return \(content, calls, problems\), got "):
+        read_reply("x", lambda text: value)

@@ -99,9 +99,9 @@ def unknown_hint(a: "Nothing"):  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (no_hint, "the parameter 'a' of no_hint has no type hint; write for example a: str"),
-        (stars, "the parameter '\\*args: int' of stars cannot be passed by name"),
-        (words, "the parameter '\\*\\*kwargs: int' of words cannot be passed by name"),
+        (no_hint, "the parameter 'a' of no_hint must have a type hint, for example a: str, and be passed by name"),
+        (stars, "the parameter '\\*args: int' of stars must have"),
+        (words, "the parameter '\\*\\*kwargs: int' of words must have"),
         (no_schema, "no_schema has a parameter without a JSON schema"),
         (unknown_hint, "the type hints of unknown_hint cannot be read: name 'Nothing' is not defined"),
         (lambda: 1, r"write Tool\(function, name='...'\)"),
