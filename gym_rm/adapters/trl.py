@@ -127,7 +127,7 @@ class Rollout:
         mask: for each completion token, 1 if the policy generated it, else 0.
         logprobs: log-probability of each completion token, 0.0 where the mask is 0.
         reward: sum of the rewards of all replies, None if a reply has no score.
-        steps: rewards of the steps of each reply, and where they end in it; empty for a reply without.
+        steps: `step_rewards` and `step_ends` of each reply; empty for a reply without steps.
     """
 
     prompt_ids: list[int]

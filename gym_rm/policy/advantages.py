@@ -161,38 +161,38 @@ def step_advantages(
     | `sum` | sum of A(step i) over steps i >= t, compared with all of the group | GRPO, 2402.03300, section 4.1.3 |
     | `last` | A(last step), for every step | the reward of the outcome |
 
-    A is the estimator's advantage. PURE lays the lowest reward on the steps by w, so that the return is the minimum up
-    to the worst step, and about 0 after it. Here A of the minimum is laid: a reply that the group's mean explains
-    teaches nothing at any step, and as a further step can only lower the minimum, no number of steps pays. (The plain
-    minimum from t on does pay: good steps after a mistake would count as better than the mean of the group.)
-
-    With `sum`, each step that is better than the mean of all steps pays, so a policy splits its reply into more steps,
-    or appends easy ones. PURE reports that training collapses so.
+    A is the estimator's advantage. PURE lays the lowest reward on the steps by w; here A of the lowest reward is laid,
+    so that an average reply teaches nothing at any step. A further step can only lower the minimum, so no number of
+    steps pays. With `sum`, each step above the mean of all steps pays: a policy splits its reply into more steps, until
+    training collapses (PURE).
 
     Args:
-        steps: rewards of the steps of B replies `[S]` each; empty for a reply that is left out.
+        steps: rewards of the steps of B replies `[S]` each. One that is empty or has a value that is not finite is left
+            out.
         groups: `[B]`, equal for the replies to a prompt.
         credit: `min`, `sum` or `last`.
         estimator, std_floor: see `estimate_advantages`; not `gdpo`.
     """
     options: dict[str, Any] = {"estimator": estimator, "std_floor": std_floor}
+    values = step_values(steps, credit)
     if credit == "sum":
-        sizes = np.array([len(each) for each in steps])
-        alone = [group for group in np.unique(groups) if np.count_nonzero(sizes[groups == group]) < 2]
-        owners = np.repeat(groups, sizes)
-        compared = np.where(np.isin(owners, alone), np.nan, np.concatenate(steps))
-        parts = np.split(estimate_advantages(compared, owners, **options), np.cumsum(sizes)[:-1])
+        rated = groups[np.isfinite(values)]
+        lone = np.isnan(values) | [np.count_nonzero(rated == group) < 2 for group in groups]
+        sizes = [len(each) for each in steps]
+        compared = np.where(np.repeat(lone, sizes), np.nan, np.concatenate(steps))
+        parts = np.split(estimate_advantages(compared, np.repeat(groups, sizes), **options), np.cumsum(sizes)[:-1])
         return [np.array(rewards_to_go(part.tolist())) for part in parts]
-    advantages = estimate_advantages(step_values(steps, credit), groups, **options)
-    weights = [np.exp((each.min(initial=np.inf) - each) / STEP_TEMPERATURE) for each in steps]
-    shares = [each[::-1].cumsum()[::-1] / each.sum() if credit == "min" else np.ones(len(each)) for each in weights]
-    return [advantage * share for advantage, share in zip(advantages, shares, strict=True)]
+    found = []
+    for each, advantage in zip(steps, estimate_advantages(values, groups, **options), strict=True):
+        weights = np.exp((each.min() - each) / STEP_TEMPERATURE) if advantage and credit == "min" else np.ones(1)
+        found.append(np.full(len(each), advantage) * (weights[::-1].cumsum()[::-1] / weights.sum()))
+    return found
 
 
 def step_values(steps: Sequence[Array], credit: str) -> Array:
-    """Return what the steps of each reply are worth together `[B]`; NaN for a reply without steps."""
+    """Return what the steps of each reply are worth together `[B]`; NaN for one that `step_advantages` leaves out."""
     values: dict[str, Callable[[Array], float]] = {"min": min, "sum": math.fsum, "last": lambda each: each[-1]}
-    return np.array([values[credit](each) if len(each) else math.nan for each in steps])
+    return np.array([values[credit](each) if len(each) and np.isfinite(each).all() else math.nan for each in steps])
 
 
 def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:

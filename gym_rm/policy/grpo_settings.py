@@ -93,15 +93,6 @@ class RolloutEnvSettings(Config):
     """File of `gym-rm audit -o FILE.json`: a warning is printed if the audit found a weakness of the reward model. null
     for no file; the embedded reward model has its own."""
 
-    @pydantic.model_validator(mode="after")
-    def _require_turns_for_tools(self) -> RolloutEnvSettings:
-        if self.tools and self.max_turns == 1:
-            raise ValueError(
-                f"tools={self.tools} with max_turns=1: a call is a reply, after which none is left for the answer; set "
-                "max_turns to 2 or more"
-            )
-        return self
-
 
 class AdvantageSettings(Config):
     """How rewards become advantages."""
@@ -229,17 +220,22 @@ class GRPOSettings(Config):
                 f"optimizer.updates_per_step={self.optimizer.updates_per_step} is more than env.num_prompts="
                 f"{self.env.num_prompts}, and every update needs a group"
             )
+        if self.env.tools and self.env.max_turns == 1:
+            raise ValueError(
+                f"env.tools={self.env.tools} with env.max_turns=1: a call is a reply, after which none is left for the "
+                "answer; set env.max_turns to 2 or more"
+            )
         if self.advantage.estimator == "gdpo" and (self.advantage.per_turn or self.advantage.overlong_buffer):
             raise ValueError(
                 "advantage.estimator='gdpo' compares the components of whole episodes, so advantage.per_turn and "
                 "advantage.overlong_buffer cannot be used with it; use another estimator"
             )
-        others = {"gdpo": self.advantage.estimator == "gdpo", "per_turn": self.advantage.per_turn}
-        others["overlong_buffer"] = self.advantage.overlong_buffer > 0 and not self.advantage.reward_weight
-        if self.advantage.steps is not None and any(others.values()):
+        penalty_without_effect = self.advantage.overlong_buffer > 0 and not self.advantage.reward_weight
+        of_replies = self.advantage.estimator == "gdpo" or self.advantage.per_turn or penalty_without_effect
+        if self.advantage.steps is not None and of_replies:
             raise ValueError(
                 f"advantage.steps={self.advantage.steps!r} compares steps instead of the rewards of replies, so "
-                f"{[name for name, used in others.items() if used]} of advantage cannot be used with it; leave one out"
+                "estimator='gdpo', per_turn and (without reward_weight) overlong_buffer cannot be used with it"
             )
         if self.advantage.reward_weight and self.advantage.steps is None:
             raise ValueError("advantage.reward_weight is for advantage.steps; without steps only the reward counts")

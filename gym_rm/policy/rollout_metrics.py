@@ -20,8 +20,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     parts = {"thinking_tokens": float(thinking.mean()), "answer_tokens": float((lengths - thinking).mean())}
     steps = [len(turn.step_rewards) for each in rollouts for turn in each.turns if turn.step_rewards]
     turns = [turn for each in rollouts for turn in each.turns if turn.tool_calls is not None]
-    calls = sum(turn.tool_calls or 0 for turn in turns)
-    errors = sum(turn.tool_errors for turn in turns) / calls if calls else None
+    calls, errors = (sum(getattr(turn, name) for turn in turns) for name in ("tool_calls", "tool_errors"))
     scored = np.isfinite(rewards)
     known = [each.right for each in rollouts if each.right is not None]
     statistics = reward_metrics(rewards)
@@ -41,7 +40,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "completion_tokens_max": int(lengths.max()),
         **(parts if thinking.any() else {}),
         **({"steps_per_reply": float(np.mean(steps))} if steps else {}),
-        **({"tool_calls": calls / len(rollouts), "tool_errors": errors} if turns else {}),
+        **({"tool_calls": calls / len(rollouts), "tool_errors": errors / calls if calls else None} if turns else {}),
         "finished": sum(each.finished for each in rollouts) / len(rollouts),
         "failed": float(1 - scored.mean()),
         "length_correlation": correlation(rewards[scored], lengths[scored]),

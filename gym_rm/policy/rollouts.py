@@ -21,7 +21,6 @@ from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.types import Conversation
 
 THINKING = Thinking()
-STEP_INFOS = ("step_rewards", "_step_rewards", "step_ends", "_step_ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +99,10 @@ class Rollout:
 
         Its thinking is not read, and a call of a tool is no answer.
         """
+        if self.answer is None:
+            return None
         _, said = THINKING.split({"content": self.reply})
-        if self.answer is None or self.turns[-1].tool_calls:
-            return None if self.answer is None else False
-        return said is not None and is_right(said, self.answer)
+        return said is not None and not self.turns[-1].tool_calls and is_right(said, self.answer)
 
     @property
     def num_tokens(self) -> int:
@@ -187,12 +186,12 @@ class Samples:
         """
         tokens = []
         for rollout, of_rollout in zip(self.rollouts, values, strict=True):
-            first, padded = 0, np.append(of_rollout, of_rollout[-1:] if len(of_rollout) else 0.0)
+            rest = of_rollout
             for turn in rollout.turns:
-                count = len(turn.step_lengths) if len(of_rollout) else 0
-                lengths = turn.step_lengths if count else (len(turn.completion.token_ids),)
-                tokens.append(np.repeat(padded[first : first + max(count, 1)], lengths))
-                first += count
+                lengths = turn.step_lengths if len(of_rollout) else ()
+                following = rest if len(rest) else of_rollout[-1:] if len(of_rollout) else np.zeros(1)
+                tokens.append(np.repeat(following[: len(lengths) or 1], lengths or len(turn.completion.token_ids)))
+                rest = rest[len(lengths) :]
         return np.concatenate(tokens)
 
     def tokens_of(self, turns: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
@@ -311,11 +310,12 @@ class RolloutBatch:
 
     def _steps(self, row: int, reply: str, completion: Completion, infos: Infos) -> dict[str, Any]:
         """Return the rewards, ends and numbers of tokens of the steps of a reply; nothing if it has none."""
-        found = infos_of_row({name: infos[name] for name in STEP_INFOS if name in infos}, row)
         said = next(each["content"] for each in reversed(self._conversations[row]) if each["role"] == "assistant")
-        if "step_ends" not in found or not np.isfinite(found["step_rewards"]).all() or said not in reply:
+        if "step_ends" not in infos or not infos["_step_ends"][row] or said not in reply:
             return {}
-        rewards, ends = found["step_rewards"].tolist(), found["step_ends"].tolist()
+        rewards, ends = infos["step_rewards"][row].tolist(), infos["step_ends"][row].tolist()
+        if not all(map(math.isfinite, rewards)):
+            return {}
         before = len(reply) - len(completion.text) - reply.index(said)  # characters of the content that no token has
         starts = [len(said) - len(said[end:].lstrip()) - before for end in ends[:-1]]
         lengths = tokens_between(starts, completion.token_ids, self._tokenizer.decode)

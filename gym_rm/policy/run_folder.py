@@ -173,7 +173,8 @@ class RunFolder:
                 finished=rollout.finished,
                 components=dict(rollout.components) or None,
                 verdicts=dict(rollout.verdicts) or None,
-                **_steps(rollout),
+                step_rewards=[[*turn.step_rewards] for turn in rollout.turns] if len(rollout.step_rewards) else None,
+                step_ends=[[*turn.step_ends] for turn in rollout.turns] if len(rollout.step_rewards) else None,
             )
 
 
@@ -186,12 +187,6 @@ def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     if settings.optimizer.schedule == "constant":
         values.pop("steps")  # a finished run can be resumed with more steps
     return values
-
-
-def _steps(rollout: Rollout) -> dict[str, Any]:
-    """Return the steps of each reply; nothing without steps."""
-    named = {name: [[*getattr(turn, name)] for turn in rollout.turns] for name in ("step_rewards", "step_ends")}
-    return named if any(named["step_ends"]) else {}
 
 
 def _digest(prompts: tuple[Sequence[Prompt], Sequence[Prompt]]) -> str:

@@ -18,7 +18,7 @@ from gym_rm.reports.pages import message_texts, render, write_page
 from gym_rm.reports.run_charts import run_charts
 from gym_rm.reports.runs import Row, Run, flat
 from gym_rm.reports.tables import signed
-from gym_rm.reports.transcripts import LONGEST_TEXT, call_lines, cut, visible
+from gym_rm.reports.transcripts import call_lines, cut, visible
 
 
 def write_run_page(run: Run, path: str | Path) -> Path:
@@ -125,6 +125,5 @@ def _step_texts(
 ) -> list[tuple[str, float | None]]:
     """Return the text and the reward of each step of a reply, and what follows the last one, with its tool calls."""
     text = "\n".join([message["content"], *call_lines(message)])
-    most = max(200, LONGEST_TEXT // len(ends))
-    texts = [cut(text[start:end], most) for start, end in itertools.pairwise([0, *ends, len(text)])]
+    texts = [cut(text[start:end]) for start, end in itertools.pairwise([0, *ends, len(text)])]
     return list(zip(texts, [*rewards, None], strict=True))

@@ -9,7 +9,6 @@ from typing import Any
 from gym_rm.engine.text.tool_calls import calls_of
 from gym_rm.types import Conversation, Message
 
-LONGEST_TEXT = 3000  # characters of a message on a page
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 _VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}
 
@@ -19,7 +18,7 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def cut(text: str, most: int = LONGEST_TEXT) -> str:
+def cut(text: str, most: int = 3000) -> str:
     """Return a text with control characters escaped; of one with more characters, the middle is left out."""
     if len(text) > most:
         half = most // 2

@@ -297,7 +297,7 @@ def test_the_minimum_is_laid_on_the_steps_up_to_the_worst_one_and_never_pays_for
 @pytest.mark.parametrize("credit", ["min", "sum", "last"])
 @pytest.mark.parametrize("estimator", BY_GROUP)
 def test_flat_steps_a_group_of_one_and_replies_without_steps_have_no_advantage(credit, estimator):
-    steps = [[0.5, 0.5], [0.5], [0.5] * 3, [0.1, 0.9], [], [0.2], [], [0.7]]
+    steps = [[0.5, 0.5], [0.5], [0.5] * 3, [0.1, 0.9], [np.nan, 0.1], [0.2], [], [0.7]]
     groups = [0, 0, 0, 1, 1, 2, 2, 2]
     found = of_steps(steps, groups, credit, estimator)
     assert all(each == [0.0] * len(each) for each in found[:5])

@@ -111,5 +111,5 @@ def test_a_call_is_no_answer(tmp_path):
 
 
 def test_tools_need_a_turn_for_the_answer():
-    with pytest.raises(ConfigError, match=r"tools=\['calculator'\] with max_turns=1.*set max_turns to 2 or more"):
+    with pytest.raises(ConfigError, match=r"max_turns=1: a call is a reply.*set env.max_turns to 2 or more"):
         load_config(GRPOSettings, None, ["env.tools=[calculator]"])

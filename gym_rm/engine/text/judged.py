@@ -88,15 +88,13 @@ class JudgedOptions(Config):
             missing, thinks = np.array([row not in judged for row in rows], dtype=np.bool_), lengths[0] > 0
             reward, error = (np.nan, NO_OUTCOME) if self.unfinished is None else (self.unfinished, None)
             named = {"thinking_characters": lengths[0], "answer_characters": lengths[1]} if thinks.any() else {}
-            ends = None
-            if scores.step_ends is not None:
-                placed = enumerate(scores.step_ends)
-                ends = tuple(each[:0] if starts.get(row, 0) < 0 else each + starts.get(row, 0) for row, each in placed)
+            placed = [(each, starts.get(row, 0)) for row, each in enumerate(scores.step_ends or ())]
+            ends = tuple(each[:0] if start < 0 else each + start for each, start in placed)
             return dataclasses.replace(
                 scores,
                 rewards=np.where(missing, reward, scores.rewards),
                 errors=tuple(error if missing[row] else scores.errors[row] for row in rows),
-                step_ends=ends,
+                step_ends=None if scores.step_ends is None else ends,
                 infos={**scores.infos, **named},
                 info_masks={**scores.info_masks, **dict.fromkeys(named, thinks)},
             )

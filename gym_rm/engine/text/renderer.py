@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -95,9 +96,8 @@ class Renderer:
         step_token = self.input_format.step_token
         self._control = ControlTokens(tokenizer, "".join((*self._template.examples, step_token or "")))
         self._dropped = DroppedText(self.chat_template or "")
-        find = self._control.find
-        policy = self.input_format.policy
-        self.plain_turn_marks = () if policy else self._template.plain_turn_marks(find, self.forged_turns)
+        reads = not self.input_format.policy
+        self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns) if reads else ()
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._step_id = token_of(tokenizer, step_token) if step_token else None
 
@@ -190,12 +190,9 @@ class Renderer:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
         before = conversation[:-1]
         write = functools.partial(self._template.write, add_generation_prompt=True)
-        if self._write(before)[1] is None:
-            prompt = self.tokenize([write(before)])[0]
-        else:
-            hidden = self._control.hide(before, write)
-            prompt = self._special.add(np.array(self._control.encode(hidden).ids, dtype=np.int32))
-        return common_prefix(prompt, rendered.input_ids)
+        plain = self._write(before)[1] is None
+        ids = self._ids(write(before)) if plain else self._ids("", self._control.hide(before, write))
+        return common_prefix(self._special.add(ids), rendered.input_ids)
 
     def tokenize(self, texts: list[str], add_special_tokens: bool = True) -> list[TokenIds]:
         """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack, or as is."""
@@ -209,8 +206,11 @@ class Renderer:
             bare += [np.array(ids, dtype=np.int32) for ids in encoded]
         return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
 
-    def _ids(self, text: str) -> TokenIds:
-        return self.tokenize([text], add_special_tokens=False)[0]
+    def _ids(self, text: str, hidden: HiddenText | None = None) -> TokenIds:
+        """Return the token ids of what `_write` returned, without more special tokens."""
+        if hidden is None:
+            return self.tokenize([text], add_special_tokens=False)[0]
+        return np.array(self._control.encode(hidden).ids, dtype=np.int32)
 
     def _check(self, conversation: Conversation, tools: Tools = ()) -> Conversation:
         """Return the conversation after its tools, with text parts joined; raise ConversationError if it is invalid."""
@@ -229,7 +229,7 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        if tools and not self._template.writes_tools:
+        if tools and not re.search(r"\btools\b", self.chat_template or ""):
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
                 "conversations without the list of tools that the policy may call."
@@ -273,11 +273,7 @@ class Renderer:
             segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
             return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
         text, hidden = written or self._write(conversation)
-        if hidden is None:
-            ids = self.tokenize([text])[0]
-        else:
-            ids = self._special.add(np.array(self._control.encode(hidden).ids, dtype=np.int32))
-        return self._annotate(conversation, text, ids)
+        return self._annotate(conversation, text, self._special.add(self._ids(text, hidden)))
 
     def _annotate(self, conversation: Conversation, text: str, ids: TokenIds) -> Rendered:
         """Check what the text has of the conversation, and set `reply_start` if the kind needs it."""

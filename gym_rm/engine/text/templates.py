@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import hashlib
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import jinja2
 
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.messages import split_tools, with_tools
+from gym_rm.engine.text.messages import split_tools
 from gym_rm.engine.text.tool_calls import encode_arguments, renumber, separate
 from gym_rm.errors import ConfigError, ConversationError, warn_once
 from gym_rm.types import Conversation, Message
@@ -36,13 +35,6 @@ CONTENTS = tuple(message["content"] for message in (USER, ASSISTANT, LATER, SYST
 # that a template accepts is used.
 SHORT_EXAMPLES = ([USER, ASSISTANT, LATER], [USER, ASSISTANT], [USER])
 LONG_EXAMPLES = ([SYSTEM, USER, ASSISTANT, LATER], [USER, ASSISTANT, TOOL, LATER])
-
-PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
-TOOL_NAME, ARGUMENTS = "f72944927", {"x": "60311306"}
-FUNCTION = {"name": TOOL_NAME, "description": "f", "parameters": PARAMETERS}
-CALL = {"type": "function", "id": "call00001", "function": {"name": TOOL_NAME, "arguments": ARGUMENTS}}
-CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-RESULT: Message = {"role": "tool", "content": "94622649", "tool_call_id": "call00001", "name": TOOL_NAME}
 
 
 class ChatTemplate:
@@ -96,25 +88,28 @@ class ChatTemplate:
                 "writes `message['content']`, as text and not as a list of parts."
             )
 
-    def write(self, conversation: Conversation, *, add_generation_prompt: bool | None = None) -> str:
+    def write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
         """Return the text of a conversation, which can begin with its tools (`with_tools`).
-
-        `add_generation_prompt` is that of the input format if it is None.
 
         Raises:
             ConfigError: the template is not valid Jinja.
             ConversationError: the template cannot write the conversation.
         """
         tools, messages = split_tools(conversation)
-        has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
-        arranged: Sequence[Any] = self._input_format.arrange(messages)
-        if has_calls and self._wants_json:
-            arranged = [encode_arguments(message) for message in arranged]
-        generates = self._input_format.generation_prompt if add_generation_prompt is None else add_generation_prompt
+        arranged = self._input_format.arrange(messages)
         reason: Exception | None = None
-        for change in (list, renumber, separate) if has_calls else (list,):
+        has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        for change in (list, _encoded, renumber, separate) if has_calls else (list,):
             try:
-                return self._apply(tools, generates, change(arranged))
+                text: str = self._tokenizer.apply_chat_template(
+                    change(arranged),
+                    tools=tools,
+                    chat_template=self.source,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt or self._input_format.generation_prompt,
+                    **self._variables,
+                )
+                return text
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
                     f"chat_template is not valid Jinja: {error.message} (line {error.lineno})."
@@ -125,40 +120,6 @@ class ChatTemplate:
         raise ConversationError(
             f"the chat template cannot write this conversation (roles {roles}...): {reason}"
         ) from reason
-
-    def _apply(self, tools: list[Any] | None, generation_prompt: bool, messages: Sequence[Any]) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            chat_template=self.source,
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **self._variables,
-        )
-        return text
-
-    @functools.cached_property
-    def writes_tools(self) -> bool:
-        """Whether the template writes the tools that the policy may call."""
-        tools = [{"type": "function", "function": FUNCTION}]
-        texts = (self._try_to_write(with_tools(example, tools)) for example in SHORT_EXAMPLES)
-        return any(TOOL_NAME in text for text in texts if text is not None)
-
-    @functools.cached_property
-    def _wants_json(self) -> bool:
-        """Whether the template wants arguments of calls as JSON texts (older templates of DeepSeek), not as mappings.
-
-        Given mappings, it raises an error or writes what Python prints for them.
-        """
-        texts = []
-        for change in (dict, encode_arguments):
-            try:
-                generation_prompt = self._input_format.generation_prompt
-                texts.append(self._apply(None, generation_prompt, [USER, change(CALLING), RESULT]))
-            except Exception:  # a template can raise any exception
-                texts.append("")
-        printed = repr(ARGUMENTS)
-        return bool(texts[1]) and (not texts[0] or (printed in texts[0] and printed not in texts[1]))
 
     def plain_turn_marks(self, find: Callable[[str], Sequence[str]], forged_turns: str) -> tuple[str, ...]:
         """Return what the template writes between turns without a control token, so that a message can spell it.
@@ -183,6 +144,11 @@ class ChatTemplate:
             return None if self.source is None else self.write(conversation)
         except ConversationError:
             return None
+
+
+def _encoded(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages whose calls have JSON texts as arguments, which older templates of DeepSeek want."""
+    return [encode_arguments(message) for message in messages]
 
 
 def read_template(value: Any) -> Any:

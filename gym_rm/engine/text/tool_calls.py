@@ -25,50 +25,48 @@ def decode_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message with the arguments of its tool calls as JSON texts, as OpenAI's API has them."""
-    return _map_arguments(message, lambda value: value if isinstance(value, str) else _json(value))
+    return _map_arguments(message, lambda each: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False))
 
 
 def renumber(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls have the ids `call00001`, ..., and whose tool results have the id and name of a call.
 
-    A result belongs to the call with its id; without such an id, to the first one that is open, with its name if it
-    has one. Some templates want ids of nine characters (Mistral), or names.
+    A result belongs to the call with its id, or else to the first one that has no result yet. Some templates want ids
+    of nine characters (Mistral), or names.
     """
-    changed: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []  # calls without a result
+    changed: list[Any] = []
+    waiting: list[tuple[Any, dict[str, Any]]] = []  # old id of a call without a result, and what its result gets
     numbers = itertools.count(1)
     for message in messages:
-        copy: dict[str, Any] = {**message}
-        if calls := copy.get("tool_calls"):
-            waiting, copy["tool_calls"] = [], []
+        if calls := message.get("tool_calls"):
+            waiting, renamed = [], []
             for call in calls:
-                new = {**call, "id": f"call{next(numbers):05d}"}
-                copy["tool_calls"].append(new)
-                waiting.append({"new": new["id"], "old": call.get("id"), "name": _function(call).get("name")})
-        elif copy["role"] == "tool":
-            same_id = [each for each in waiting if each["old"] is not None and each["old"] == copy.get("tool_call_id")]
-            same_name = [each for each in waiting if copy.get("name") in (None, each["name"])]
-            for call in (same_id or same_name)[:1]:
-                copy |= {"tool_call_id": call["new"], "name": call["name"]}
-                waiting.remove(call)
-        changed.append(copy)
-    return changed  # type: ignore[return-value]
+                renamed.append({**call, "id": f"call{next(numbers):05d}"})
+                of_result = {"tool_call_id": renamed[-1]["id"], "name": _function(call).get("name")}
+                waiting.append((call.get("id"), of_result))
+            changed.append({**message, "tool_calls": renamed})
+        elif message["role"] == "tool" and waiting:
+            given = [old for old, _ in waiting]
+            old = message.get("tool_call_id")
+            changed.append({**message, **waiting.pop(given.index(old) if old in given else 0)[1]})
+        else:
+            changed.append(message)
+    return changed
 
 
 def separate(messages: Sequence[Message]) -> list[Message]:
     """Return messages with one call each, before its result; for templates without parallel calls (Llama 3.1)."""
-    changed: list[Message] = []
-    for message in renumber(messages):
+    messages, changed = renumber(messages), list[Message]()
+    results = {message.get("tool_call_id"): message for message in messages}
+    ids = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+    for message in messages:
         calls = message.get("tool_calls", [])
-        if len(calls) > 1:
-            contents = [message["content"], *[""] * (len(calls) - 1)]
-            for content, call in zip(contents, calls, strict=True):
-                changed.append({**message, "content": content, "tool_calls": [call]})
-        else:
-            ids = [[call["id"] for call in each.get("tool_calls", [])] for each in changed]
-            is_result = message["role"] == "tool" and [message.get("tool_call_id")] in ids
-            place = 1 + ids.index([message.get("tool_call_id")]) if is_result else len(changed)
-            changed.insert(place, message)
+        for call in calls:
+            content = message["content"] if call is calls[0] else ""
+            changed.append({**message, "content": content, "tool_calls": [call]})
+            changed += [results[call["id"]]] if call["id"] in results else []
+        if not calls and message.get("tool_call_id") not in ids:
+            changed.append(message)
     return changed
 
 
@@ -105,7 +103,3 @@ def _decode(arguments: Any) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -157,17 +157,18 @@ class FencedQuestions:
         names = [name for name in FIELD.findall(self._layout) if name.startswith("metadata.")]
         data = {name: _metadata(shown.prompt, name.removeprefix("metadata.")) for name in names}
         beginning = [text_of(message) for message in shown.before] + [message["role"] for message in shown.before]
-        tools = () if shown.prompt is None else shown.prompt.tools
-        beginning += [_json(tool) for tool in tools]
+        tools = [_json(tool.get("function", tool)) for tool in (() if shown.prompt is None else shown.prompt.tools)]
+        beginning += tools
         texts = [text_of(message) for reply in shown.replies for message in reply]
         mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
         size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
         question = Question((), size, shown, mark)
+        callable_tools = [_fence(mark, "tools that can be called", "\n".join(tools))] if tools else []
         written = {
             **self._numbers,
             "mark": mark,
             "verdict": self.again(question),
-            "conversation": _tools(tools, mark) + _fence(mark, "conversation", _turns(shown.before, mark)),
+            "conversation": "\n\n".join([*callable_tools, _fence(mark, "conversation", _turns(shown.before, mark))]),
             "reference": "" if shown.reference is None else _fence(mark, "reference answer", shown.reference),
             "criteria": "\n".join(
                 f"Criterion {number} ({', '.join(each.choices)}): {each.text}"
@@ -236,12 +237,6 @@ def mark_of(beginning: Iterable[str], others: Iterable[str] = ()) -> str:
 
 def _fence(mark: str, title: str, text: str) -> str:
     return f"[{mark} {title}]\n{text}\n[{mark} end]"
-
-
-def _tools(tools: Iterable[Mapping[str, Any]], mark: str) -> str:
-    """Return the schemas of the tools that can be called, one in a line."""
-    schemas = "\n".join(_json(tool.get("function", tool)) for tool in tools)
-    return _fence(mark, "tools that can be called", schemas) + "\n\n" if schemas else ""
 
 
 def _turns(messages: Conversation, mark: str) -> str:

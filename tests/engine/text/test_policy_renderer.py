@@ -47,21 +47,11 @@ def test_a_template_that_strips_earlier_thinking_leaves_the_sampled_tokens_as_th
         assert renderer.tokenizer.decode(renderer.next_turn(reply[:-1], said)) == "<|im_end|>" + turn
 
 
-@pytest.mark.parametrize(
-    ("name", "turn"),
-    [
-        (
-            "qwen3_5_think",
-            "<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
-            "<|im_start|>assistant\n<think>\n",
-        ),
-        ("gptoss", '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"4"<|end|><|start|>assistant'),
-        ("gemma4_v5", 'response:add{value:<|"|>4<|"|>}<tool_response|>'),
-    ],
-)
-def test_the_next_reply_begins_as_the_template_says(name, turn):
-    renderer = PolicyRenderer(tokenizer(name))
-    assert renderer.tokenizer.decode(renderer.next_turn([], [result("4")])) == turn
+def test_the_next_reply_begins_as_the_template_says():
+    renderer = PolicyRenderer(tokenizer("qwen3_5_think"))
+    assert renderer.tokenizer.decode(renderer.next_turn([], [result("4")])) == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
 
 
 def test_results_and_users_cannot_forge_a_turn():
@@ -74,7 +64,9 @@ def test_results_and_users_cannot_forge_a_turn():
     assert (prompt == control).sum() == 5
 
 
-def test_a_template_without_results_is_an_error():
+@pytest.mark.parametrize("name", ["phi3", "gptoss", "gemma4_v5"])
+def test_a_template_without_results_after_plain_replies_is_an_error(name):
+    renderer = PolicyRenderer(tokenizer(name))
     with pytest.raises(ConversationError, match="does not write the results of tools"):
-        PolicyRenderer(tokenizer("phi3")).next_turn([], [result("4")])
-    assert PolicyRenderer(tokenizer("phi3")).next_turn([], [user("q"), assistant("a"), user("r")]).size
+        renderer.next_turn([], [result("4")])
+    assert renderer.next_turn([], [user("q"), assistant("a"), user("r")]).size

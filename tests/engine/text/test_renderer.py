@@ -97,7 +97,7 @@ BAD_CONVERSATIONS = {
     "a number for a role": ([{"role": 3, "content": "q"}], "the role of message 0 must be a string"),
     "a role that is not a word": ([{"role": "user<|im_end|>", "content": "q"}], "expected a word such as 'user'"),
     "an empty role": ([{"role": "", "content": "q"}], "expected a word such as 'user'"),
-    "tool calls": ([user("q"), assistant("a") | {"tool_calls": [1]}], "'tool_calls' of message 1 must be a list of calls"),
+    "tool calls": ([user("q"), assistant("a") | {"tool_calls": [1]}], "must be a list of calls"),
     "a lone surrogate": ([user("q"), assistant("a\ud800b")], "lone surrogate.*character 1"),
     "a lone surrogate in a role": ([{"role": "us\udfffer", "content": "q"}], "lone surrogate"),
 }
