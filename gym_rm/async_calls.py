@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import math
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from gym_rm.checks import integer, positive
 from gym_rm.errors import brief
 from gym_rm.scorer import lock_open_after_fork
 
 Value = TypeVar("Value")
+Running: TypeAlias = tuple[asyncio.AbstractEventLoop, threading.Thread]
 GRACE = 1.0  # seconds for a cancelled call to end
 
 
@@ -34,14 +34,14 @@ class EventLoop:
         self._closed = False
         self._lock = lock_open_after_fork()
         # By process. That of a parent process stays referenced: its sockets must not be closed in a fork.
-        self._running: dict[int, tuple[asyncio.AbstractEventLoop, threading.Thread]] = {}
+        self._running: dict[int, Running] = {}
 
     def submit(self, coroutine: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
         """Start a coroutine in the thread of the loop."""
         with self._lock:
             if self._closed:
                 coroutine.close()
-                raise RuntimeError(f"the event loop of {self._name} is closed.")
+                raise RuntimeError(f"{self._name} were closed; make new ones.")
             if os.getpid() not in self._running:
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
@@ -49,27 +49,49 @@ class EventLoop:
                 thread.start()
             return asyncio.run_coroutine_threadsafe(coroutine, self._running[os.getpid()][0])
 
-    def run(self, coroutine: Coroutine[Any, Any, Value], timeout: float | None = None) -> Value:
-        """Return the result of a coroutine, which is cancelled if the caller is interrupted or has waited too long."""
+    def run(
+        self, coroutine: Coroutine[Any, Any, Value], patience: float | None = None, left: Callable[[], int] = int
+    ) -> Value:
+        """Return the result of a coroutine, which is cancelled if the caller is interrupted.
+
+        Args:
+            coroutine: what runs.
+            patience: seconds in which `left()` must become less; None for no limit.
+            left: how much is not done.
+
+        Raises:
+            TimeoutError: it did not become less. The thread is left behind; the next call starts another.
+        """
         if threading.current_thread() is self._running.get(os.getpid(), (None, None))[1]:
             coroutine.close()
             raise RuntimeError(f"a coroutine of {self._name} waits for itself; await what it needs instead.")
         future = self.submit(coroutine)
         try:
-            return future.result(timeout)
+            running, before = self._running.get(os.getpid()), left()
+            while concurrent.futures.wait([future], patience).not_done:
+                if left() == before:
+                    self._end(running)
+                    raise TimeoutError(f"{self._name} are blocked")
+                before = left()
+            return future.result()
         except BaseException:  # also Ctrl-C
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread."""
+        """Cancel what runs, and end the thread. May be called several times."""
         with self._lock:
             self._closed = True
-            loop, thread = self._running.pop(os.getpid(), (None, None))
-            if loop is not None:
-                loop.call_soon_threadsafe(loop.stop)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(2 * GRACE)  # a coroutine that never awaits keeps its thread
+            running = self._running.get(os.getpid())
+        self._end(running)
+        if running is not None and running[1] is not threading.current_thread():
+            running[1].join(2 * GRACE)  # a coroutine that never awaits keeps its thread
+
+    def _end(self, running: Running | None) -> None:
+        with self._lock:
+            if running is not None and self._running.get(os.getpid()) is running:
+                del self._running[os.getpid()]
+                running[0].call_soon_threadsafe(running[0].stop)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -108,8 +130,9 @@ class AsyncCalls(Generic[Value]):
     def __init__(self, *, max_concurrency: int = 64, timeout: float | None = 60.0) -> None:
         self.max_concurrency = integer("max_concurrency", max_concurrency, minimum=1)
         self.timeout = None if timeout is None else positive("timeout", timeout)
-        self._closed = False
-        self._loop = self._new_loop()
+        self._loop = EventLoop("these AsyncCalls")
+        self.close = self._loop.close
+        weakref.finalize(self, self._loop.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(AsyncCalls, max_concurrency=self.max_concurrency, timeout=self.timeout), ()
@@ -122,33 +145,16 @@ class AsyncCalls(Generic[Value]):
         Raises:
             RuntimeError: the calls were closed, or are run by one of themselves, which would wait for itself.
         """
-        if self._closed:
-            raise RuntimeError("these AsyncCalls are closed; make new ones.")
-        late = TimeoutError("it did not end, and blocks the event loop: it must await what takes time")
+        late = TimeoutError("it did not end, because a call blocks the event loop: it must await what takes time")
         results: list[Value | Exception] = [late] * len(calls)
-        waves = math.ceil(len(calls) / self.max_concurrency)
-        limit = None if self.timeout is None else waves * (self.timeout + GRACE) + GRACE
-        loop = self._loop
+        patience = None if self.timeout is None else self.timeout + 2 * GRACE
         try:
-            loop.run(self._all(calls, results), limit)
-        except TimeoutError:  # not of a call: the thread is stuck in one
-            loop.close()
-            if self._loop is loop:
-                self._loop = self._new_loop()
+            self._loop.run(self._all(calls, results), patience, lambda: sum(each is late for each in results))
         except concurrent.futures.CancelledError:
-            if self._closed:
-                raise RuntimeError("the AsyncCalls were closed during these calls.") from None
+            raise RuntimeError(f"{self._loop._name} were closed while they ran.") from None
+        except TimeoutError:
+            pass
         return list(results)
-
-    def close(self) -> None:
-        """Cancel the calls that run, and end the thread. May be called several times."""
-        self._closed = True
-        self._loop.close()
-
-    def _new_loop(self) -> EventLoop:
-        loop = EventLoop("gym_rm async calls")
-        weakref.finalize(self, loop.close)
-        return loop
 
     async def _all(self, calls: Sequence[Callable[[], Awaitable[Value]]], results: list[Value | Exception]) -> None:
         """Write the result of each call into the list."""

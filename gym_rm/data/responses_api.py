@@ -27,37 +27,35 @@ def messages_of_items(items: Any, where: str) -> list[Message]:
         return [Message(role="user", content=items)]
     if not isinstance(items, list):
         raise ConfigError(f"{where} must be a text or a list of items, got {items!r:.100}.")
-    messages: list[Message] = []
-    functions: dict[Any, Any] = {}  # names by the id of the call
+    messages: list[dict[str, Any]] = []
+    functions: dict[str, str] = {}  # names by the id of the call
     for index, item in enumerate(items):
         place = f"{where}[{index}]"
         if not isinstance(item, Mapping):
             raise ConfigError(f"{place} must be an item of the Responses API, got {item!r:.100}.")
-        kind, role = item.get("type", "message"), item.get("role")
+        kind, role, call_id = item.get("type", "message"), item.get("role"), str(item.get("call_id"))
         if kind == "message" and role in ("user", "system", "developer"):
             # Chat templates know no developer, which is OpenAI's later name for the system.
             role = "user" if role == "user" else "system"
-            messages.append(Message(role=role, content=_text(item.get("content"), place)))
-        elif kind == "function_call_output":
-            call_id = str(item.get("call_id"))
-            result = Message(role="tool", tool_call_id=call_id, content=_text(item.get("output"), place))
-            if call_id in functions:
-                result["name"] = functions[call_id]
-            messages.append(result)
-        elif kind in ("reasoning", "function_call") or (kind == "message" and role == "assistant"):
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append(Message(role="assistant", content=""))
-            reply = messages[-1]
-            if kind == "reasoning":
-                thought = _text(item.get("summary") or item.get("content"), place)
-                reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
-            elif kind == "message":
-                reply["content"] += _text(item.get("content"), place)
-            else:
-                call_id, name = str(item.get("call_id")), str(item.get("name"))
-                functions[call_id] = name
-                function = {"name": name, "arguments": item.get("arguments")}
-                reply.setdefault("tool_calls", []).append({"type": "function", "id": call_id, "function": function})
+            messages.append({"role": role, "content": _text(item.get("content"), place)})
+            continue
+        if kind == "function_call_output":
+            name = {"name": functions[call_id]} if call_id in functions else {}
+            content = _text(item.get("output"), place)
+            messages.append({"role": "tool", "tool_call_id": call_id, **name, "content": content})
+            continue
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        reply = messages[-1]
+        if kind == "reasoning":
+            thought = _text(item.get("summary") or item.get("content"), place)
+            reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
+        elif kind == "function_call":
+            functions[call_id] = str(item.get("name"))
+            function = {"name": functions[call_id], "arguments": item.get("arguments")}
+            reply.setdefault("tool_calls", []).append({"type": "function", "id": call_id, "function": function})
+        elif (kind, role) == ("message", "assistant"):
+            reply["content"] += _text(item.get("content"), place)
         else:
             raise ConfigError(f"{place} is {kind!r:.40} of the role {role!r:.40}, which is not supported.")
     return [cast(Message, decode_arguments(message)) for message in messages]

@@ -100,29 +100,25 @@ class FunctionScorer(NeverCopied):
         """Call the function for these rows, and return their scores."""
         if not rows:
             return Scores.from_rewards([])
-        given = [None] * len(rows) if prompts is None else prompts
+        pairs: Sequence[Any] = [(conversations, prompts)]
+        if self._by_row:
+            pairs = list(zip(conversations, prompts or [None] * len(rows), strict=True))
+        name = self._prompts and self._prompts.name
+        calls = [functools.partial(self._function, said, **({name: row} if name else {})) for said, row in pairs]
+        results = [_caught(each) for each in calls] if self._calls is None else self._calls.run(calls)
         if not self._by_row:
-            (returned,) = self._call([self._bind(conversations, prompts)])
+            (returned,) = results
             if isinstance(returned, TimeoutError) and self._calls is not None:
                 return Scores.from_rewards([np.nan] * len(rows), errors=[brief(returned)] * len(rows))
             if isinstance(returned, Exception):
                 raise returned
             return self._read(returned, rows)
-        results = self._call([self._bind(*row) for row in zip(conversations, given, strict=True)])
         return Scores.concatenate(
             Scores.from_rewards([np.nan], errors=[brief(result)])
             if isinstance(result, Exception)
             else self._read(result if isinstance(result, Scores) else [result], [row])
             for row, result in zip(rows, results, strict=True)
         )
-
-    def _bind(self, conversations: Any, prompts: Any) -> Callable[[], Any]:
-        named = {} if self._prompts is None else {self._prompts.name: prompts}
-        return functools.partial(self._function, conversations, **named)
-
-    def _call(self, calls: list[Callable[[], Any]]) -> list[Any]:
-        """Return what each call returns, or the exception that it raises."""
-        return [_caught(call) for call in calls] if self._calls is None else self._calls.run(calls)
 
     def _read(self, returned: Any, rows: list[int]) -> Scores:
         if isinstance(returned, Scores) and len(returned) == len(rows):
@@ -201,11 +197,8 @@ def adapt(
 ) -> FunctionScorer:
     """Return a scorer of a function that was written for something else; it may be `async def`.
 
-    Args:
-        function: gives the scorer its name.
-        arguments: makes the function's keywords. It takes what a function of `FunctionScorer` takes.
-        read: makes numbers or `Scores` of what the function returns.
-        **limits: see `FunctionScorer`.
+    `arguments` makes its keywords of what a function of `FunctionScorer` takes, `read` the numbers or `Scores` of what
+    it returns.
     """
 
     def call(*given: Any, **named: Any) -> Any:

@@ -11,13 +11,10 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.data.policy_texts import PolicyTexts
-from gym_rm.errors import ConversationError
 from gym_rm.server.openrlhf import policy_texts
 from gym_rm.server.request_bodies import RequestBody, Texts
 from gym_rm.server.responses import failed_rows, json_response
 from gym_rm.server.service import Service
-from gym_rm.types import Conversation
 
 
 class LlamaFactoryBody(RequestBody):
@@ -32,16 +29,6 @@ async def scores(body: LlamaFactoryBody, request: Request) -> Response:
     service: Service = request.app.state.service
     texts = policy_texts(request, "LLaMA-Factory")
     with failed_rows():
-        conversations = await asyncio.to_thread(_conversations, texts, body.messages)
+        conversations = await asyncio.to_thread(lambda: [*map(texts.split, body.messages)])
         found = await service.score(conversations, request)
         return json_response({"scores": found.rewards_or_fallback(service.options.fallback_reward)})
-
-
-def _conversations(texts: PolicyTexts, messages: list[str]) -> list[Conversation]:
-    found = []
-    for row, text in enumerate(messages):
-        try:
-            found.append(texts.split(text))
-        except ConversationError as error:
-            raise ConversationError(f"text {row}: {error}") from error
-    return found

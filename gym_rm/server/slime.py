@@ -7,10 +7,8 @@ slime reads the body of the reply as the reward, whatever it is, and sends a req
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
-import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,24 +28,18 @@ class SlimeBody(RequestBody):
     prompt: str | Objects
     response: str
     label: Any = None
-    metadata: dict[str, Any] = pydantic.Field(default={})
 
 
-async def reward(body: SlimeBody, request: Request, reward_key: str | None = None) -> Response:
-    """The reward as a number; with `?reward_key=`, an object with the reward at this key, and the components."""
+async def reward(body: SlimeBody, request: Request) -> Response:
+    """The reward as a number."""
     service: Service = request.app.state.service
     with failed_rows():
         rendered = any(isinstance(text, str) and RENDERED.search(text) for text in (body.prompt, body.response))
         texts = policy_texts(request, "slime") if rendered else request.app.state.policy_texts
         conversation = await asyncio.to_thread(_conversation, texts, body)
-        columns = {**body.metadata, "label": body.label}
-        prompt = prompt_of_columns(conversation[:-1], columns, None, answer_column="label")
+        prompt = prompt_of_columns(conversation[:-1], {"label": body.label}, None, answer_column="label")
         scores = await service.score([conversation], request, [prompt])
-        (value,) = scores.rewards_or_fallback(service.options.fallback_reward)
-    if reward_key is None:
-        return json_response(value)
-    components = {name: one for name, one in scores[0].components.items() if math.isfinite(one)}
-    return json_response({**components, reward_key: value})
+        return json_response(scores.rewards_or_fallback(service.options.fallback_reward)[0])
 
 
 def _conversation(texts: PolicyTexts | None, body: SlimeBody) -> Conversation:

@@ -73,6 +73,7 @@ def test_messages_survive_as_items(turns):
         [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}],
         [{"type": "web_search_call", "id": "w"}],
         [{"role": "nobody", "content": "Hi"}],
+        [{"type": ["message"], "role": {}}],
         [{"role": "user", "content": {"text": "Hi"}}],
     ],
 )

@@ -39,8 +39,8 @@ def test_whole_texts_become_conversations(served):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("40", "text 1: the start of the reply was not found"),
-        ("Hi! " + query("40"), "text 1: the prompt was not written by the chat template"),
+        ("40", "the start of the reply was not found"),
+        ("Hi! " + query("40"), "the prompt was not written by the chat template"),
         (query("FAIL"), "the reply contains FAIL"),
     ],
 )

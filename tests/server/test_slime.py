@@ -14,9 +14,8 @@ QUESTION = [{"role": "user", "content": "How much is 90 - 50?"}]
 
 def right(conversations, prompts):
     found = [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
-    lengths = [len(c[-1]["content"]) for c in conversations]
     errors = ["the reply contains FAIL" if "FAIL" in c[-1]["content"] else None for c in conversations]
-    return gym_rm.Scores.from_rewards(found, components={"length": lengths}, errors=errors)
+    return gym_rm.Scores.from_rewards(found, errors=errors)
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +23,8 @@ def ask(serving):
     """Post to a server with the policy's tokenizer; return the status and the JSON of the reply."""
     with serving(gym_rm.load_scorer(right), policy_tokenizer=POLICY) as (_, client):
 
-        def post(prompt, response, path="/slime", **fields):
-            reply = client.post(path, json={"prompt": prompt, "response": response, "label": "40", **fields})
+        def post(prompt, response, **fields):
+            reply = client.post("/slime", json={"prompt": prompt, "response": response, "label": "40", **fields})
             return reply.status_code, reply.json()
 
         yield post
@@ -35,11 +34,10 @@ def ask(serving):
 def test_the_body_is_the_reward_of_a_rendered_or_a_listed_prompt(ask, prompt):
     assert ask(prompt, "It is 40.<|im_end|>") == (200, 1.0)
     assert ask(prompt, "no<|im_end|>") == (200, 0.0)
-    assert ask(prompt, "It is 40.<|im_end|>", path="/slime?reward_key=score") == (200, {"length": 9.0, "score": 1.0})
 
 
-def test_labels_and_metadata_are_the_data_row(ask):
-    assert ask(QUESTION, "41", label=41, metadata={"level": 3}) == (200, 1.0)
+def test_the_label_is_the_answer(ask):
+    assert ask(QUESTION, "41", label=41) == (200, 1.0)
     status, reply = ask(QUESTION, "41", label=None)
     assert (status, reply["error"]["code"]) == (500, "scorer_error")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +21,10 @@ from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied, check_rows
-from gym_rm.scorers.remote.options import NemoGymOptions
+from gym_rm.scorers.remote.options import ConnectionOptions
 from gym_rm.scorers.remote.protocols import to_json
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
+from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 
 class NemoGymScorer(NeverCopied):
@@ -31,12 +32,12 @@ class NemoGymScorer(NeverCopied):
 
     Each conversation is a session: its data row goes to `/seed_session`, the row and the replies go to `/verify`. The
     row is `Prompt.metadata` if that has `responses_create_params`; otherwise it is made of the messages, tools, answer
-    and metadata of the prompt. `reward_components` become `Scores.components`. A row that the server could not verify,
-    or whose `_ng_failure_class` is set, has an error.
+    (`expected_answer`) and metadata of the prompt. `reward_components` become `Scores.components`. A row that the
+    server could not verify, or whose `_ng_failure_class` is set, has an error.
 
     Args:
         url: the server, without a path.
-        **options: the fields of `NemoGymOptions`.
+        **options: the fields of `ConnectionOptions`.
 
     Raises:
         ConfigError: an option is invalid, the key is refused, or the server has no such routes.
@@ -47,10 +48,10 @@ class NemoGymScorer(NeverCopied):
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        chosen = parse_settings(NemoGymOptions, options)
+        chosen = parse_settings(ConnectionOptions, options)
         (self.url,) = parse_urls([url])
         self.options = chosen.model_copy(update={"key": None})
-        self.provenance = Provenance("NemoGymScorer", self.url, settings={"answer_field": chosen.answer_field})
+        self.provenance = Provenance("NemoGymScorer", self.url)
         self._client = HTTPClient(
             [self.url],
             key=read_key(chosen.key),
@@ -62,74 +63,61 @@ class NemoGymScorer(NeverCopied):
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations, `max_connections` at the same time; raises ScoringError if a row has no score."""
         check_rows(conversations, prompts)
-        rows = [None] * len(conversations) if prompts is None else prompts
-        scores = self._client.run(self._score(list(zip(conversations, rows, strict=True))))
-        return scores.raise_for_errors()
+        rows = zip(conversations, prompts or [None] * len(conversations), strict=True)
+        scores = Scores.concatenate(self._client.run(self._verify_all(list(rows))))
+        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
 
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
 
-    async def _score(self, rows: Sequence[tuple[Conversation, Prompt | None]]) -> Scores:
+    async def _verify_all(self, rows: list[tuple[Conversation, Prompt | None]]) -> list[Scores]:
         deadline = asyncio.get_running_loop().time() + self.options.timeout
-        found = await self._client.all_of([self._verify(*row, deadline) for row in rows])
-        names = dict.fromkeys(name for _, components in found if isinstance(components, dict) for name in components)
-        return Scores.from_rewards(
-            [reward for reward, _ in found],
-            components={
-                name: [kept.get(name, np.nan) if isinstance(kept, dict) else np.nan for _, kept in found]
-                for name in names
-            },
-            errors=[error if isinstance(error, str) else None for _, error in found],
-            provenance=self.provenance,
-        )
+        return await self._client.all_of([self._verify(*row, deadline) for row in rows])
 
-    async def _verify(
-        self, conversation: Conversation, prompt: Prompt | None, deadline: float
-    ) -> tuple[float, dict[str, float] | str]:
-        """Return the reward of a conversation and its components, or NaN and the error."""
+    async def _verify(self, conversation: Conversation, prompt: Prompt | None, deadline: float) -> Scores:
+        """Return the score of one conversation."""
         try:
-            row = self.row_of(check_conversation(conversation), prompt)
-            response = row.pop("response")
+            row, response = _row_of(check_conversation(conversation), prompt)
             cookies: dict[str, str] = {}
             await self._client.send("/seed_session", to_json(row), read=bytes, deadline=deadline, cookies=cookies)
             body = to_json({**row, "response": response})
-            read = _read_verified
-            verified, _ = await self._client.send("/verify", body, read=read, deadline=deadline, cookies=cookies)
-            return verified
+            scores, _ = await self._client.send("/verify", body, read=_read_row, deadline=deadline, cookies=cookies)
+            return scores
         except NoSuchRoute as error:
             raise ConfigError(f"{self.url} is no resources server with /seed_session and /verify: {error}") from error
-        except Refused as error:
-            return np.nan, f"the server refused the row: {error}"
-        except (ConversationError, RemoteError) as error:
-            return np.nan, str(error)
-
-    def row_of(self, conversation: Conversation, prompt: Prompt | None) -> dict[str, Any]:
-        """Return the body of `/verify`: the data row with the replies after its prompt as the `response`."""
-        if prompt is None:
-            last = max((k for k, turn in enumerate(conversation) if turn["role"] == "assistant"), default=None)
-            start = conversation[:last]
-            prompt = Prompt(tuple(start), name_of(start))
-        row: dict[str, Any] = to_plain(prompt.metadata)
-        if "responses_create_params" not in row:
-            row = {self.options.answer_field: prompt.answer, **row}
-        row["responses_create_params"] = params = create_params(prompt)
-        said: list[Message] = list(conversation[len(prompt.messages) :])
-        fixed = {"model": "policy", "object": "response", "parallel_tool_calls": True, "tool_choice": "auto"}
-        fixed |= {"id": f"resp_{prompt.prompt_id}", "created_at": int(time.time())}
-        return {**row, "response": {**fixed, "tools": params.get("tools") or [], "output": items_of_messages(said)}}
+        except (ConversationError, RemoteError, Refused) as error:
+            return _failed(f"the server refused the row: {error}" if isinstance(error, Refused) else str(error))
 
 
-def _read_verified(body: bytes) -> tuple[float, dict[str, float] | str]:
-    """Return the reward and the components of a reply to `/verify`, or NaN and the error of a row that failed."""
+def _row_of(conversation: Conversation, prompt: Prompt | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the data row, and the replies after its prompt as a response."""
+    if prompt is None:
+        last = max((k for k, turn in enumerate(conversation) if turn["role"] == "assistant"), default=None)
+        prompt = Prompt(tuple(conversation[:last]), name_of(conversation[:last]))
+    row: dict[str, Any] = to_plain(prompt.metadata)
+    if "responses_create_params" not in row:
+        row = {"expected_answer": prompt.answer, **row}
+    row["responses_create_params"] = params = create_params(prompt)
+    fixed = {"model": "policy", "object": "response", "parallel_tool_calls": True, "tool_choice": "auto"}
+    fixed |= {"id": f"resp_{prompt.prompt_id}", "created_at": int(time.time()), "tools": params.get("tools") or []}
+    return row, {**fixed, "output": items_of_messages(conversation[len(prompt.messages) :])}
+
+
+def _failed(error: str) -> Scores:
+    return Scores.from_rewards([np.nan], errors=[error])
+
+
+def _read_row(body: bytes) -> Scores:
+    """Return the score in a reply to `/verify`."""
     reply = parse_body(body)
     if not isinstance(reply, Mapping):
         raise InvalidReply(f"the reply must be an object, got {reply!r:.80}")
     if (failure := reply.get("_ng_failure_class")) is not None:
-        return np.nan, f"the server could not verify it: {failure}: {reply.get('_ng_failure_judge_error')}"
-    components = reply.get("reward_components") or {}
+        return _failed(f"the server could not verify it: {failure}: {reply.get('_ng_failure_judge_error')}")
     try:
-        named = {str(name): finite(f"reward_components[{name!r}]", value) for name, value in components.items()}
-        return finite("reward", reply.get("reward")), named
-    except (AttributeError, ConfigError) as error:
+        parts = dict(reply.get("reward_components") or {})
+        components = {name: [finite(f"reward_components[{name!r}]", value)] for name, value in parts.items()}
+        return Scores.from_rewards([finite("reward", reply.get("reward"))], components=components)
+    except (TypeError, ValueError) as error:
         raise InvalidReply(f"the reward or its components are no numbers: {error}") from error

@@ -30,10 +30,3 @@ class RemoteOptions(ConnectionOptions):
     """Seconds to wait at the start for a server that does not answer."""
     max_conversations: PositiveInt = 256
     """Most conversations in one request; the server's own limits are kept too."""
-
-
-class NemoGymOptions(ConnectionOptions):
-    """Options of a scorer at a resources server of NeMo Gym."""
-
-    answer_field: str = "expected_answer"
-    """Field of the server's rows that gets `Prompt.answer`, if the data row was not made for NeMo Gym."""
