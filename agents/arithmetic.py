@@ -55,7 +55,7 @@ CALCULATOR = {"name": "calculator", "parameters": {"properties": {"expression": 
 TOOLS = [{"type": "function", "function": CALCULATOR}]
 COMPARISONS = load_prompts(None)
 NUM_PROMPTS, EASY = 512, 0.2
-RIGHT, MISTYPED, BROKEN = 0.3, 0.2, 0.15  # calls of the careless user; otherwise it answers without one
+RIGHT, MISTYPED, BROKEN = 0.2, 0.2, 0.15  # calls of the careless user; otherwise it answers without one
 COPIED, KNOWN, REPEATED = 0.9, 0.8, 0.5
 STEPS, CAREFUL_STEPS, BATCH_SIZE, LEARNING_RATE = 550, 400, 16, 4e-3
 

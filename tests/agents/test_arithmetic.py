@@ -55,5 +55,5 @@ def test_the_policy_learns_to_call_the_calculator(tmp_path):
     execute("agents/grpo.py", "--config", "configs/grpo/tool.yaml", *files, f"output={tmp_path / 'run'}")
     with (tmp_path / "run" / "held_out.csv").open() as file:
         accuracies = [float(row["accuracy"]) for row in csv.DictReader(file)]
-    assert accuracies[0] < 0.5
-    assert accuracies[-1] > 0.8
+    assert accuracies[0] < 0.65
+    assert accuracies[-1] > 0.85
