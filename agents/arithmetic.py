@@ -1,14 +1,14 @@
 """A task for `agents/grpo.py` with a tool: arithmetic that the policy cannot do, and a calculator that it may call.
 
-    python agents/arithmetic.py outputs/arithmetic        # writes the prompts and a policy; a minute
+    python agents/arithmetic.py outputs/arithmetic        # writes the prompts and a policy; two minutes
     python agents/grpo.py --config configs/grpo/tool.yaml # learns to call the calculator
     python agents/grpo.py --config configs/grpo/tool.yaml env.tools=null  # without it
 
 One question in five asks for the largest or smallest of three numbers, which the embedded policy can answer; the others
-are sums of three numbers. The policy is the embedded one after it has read the dialogues of a careless
-user of a calculator, who often answers without it (and wrong), mistypes numbers, or writes calls that cannot be read.
-The result is usually copied into the answer. Only the last answer is rewarded; nothing rewards a call. (Expressions
-begin with a space, because the vocabulary has the numbers with one.)
+are sums of three numbers. The policy is the embedded one after it has read the dialogues of a careless user of a
+calculator, who often answers without it (and wrong), mistypes numbers, or writes calls that cannot be read. The result
+is usually copied into the answer. Only the last answer is rewarded; nothing rewards a call. (Expressions begin with a
+space, because the vocabulary has the numbers with one.)
 """
 
 from __future__ import annotations

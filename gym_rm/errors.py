@@ -18,6 +18,10 @@ class ConfigError(GymRMError, ValueError):
     """Invalid setting. The message has the expected value, the given value, and what to do."""
 
 
+class MissingExtraError(ConfigError, ImportError):
+    """A library that is not always installed is missing; the message has the install command."""
+
+
 class RenderModeError(ConfigError, TypeError):
     """Unknown render mode. It is also a TypeError, because Stable-Baselines3 tries `rgb_array` and expects one."""
 

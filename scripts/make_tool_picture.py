@@ -1,4 +1,4 @@
-"""Draw docs/images/tool-runs.png from the folders of two runs of configs/grpo/tool.yaml, with and without the calculator.
+"""Draw docs/images/tool-runs.png from two runs of configs/grpo/tool.yaml, with and without the calculator.
 
 python scripts/make_tool_picture.py outputs/with outputs/without
 """

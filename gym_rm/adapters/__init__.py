@@ -9,11 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from gym_rm.errors import ConfigError
-
-
-class MissingExtraError(ConfigError, ImportError):
-    """The library of an adapter is not installed; the message has the install command."""
+from gym_rm.errors import MissingExtraError
 
 
 def require(module: str, *, install: str) -> Any:

@@ -13,7 +13,7 @@ from gym_rm.config import override_values
 from gym_rm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gym_rm.engine.text.text_reader import TextReader
+    from gym_rm.engine.text.renderer import TextReader
 
 data = typer.Typer(
     no_args_is_help=True,

@@ -15,7 +15,7 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.findings import Finding, find_duplicates, find_remarks, grouped
 from gym_rm.data.pairs import pairs_of
 from gym_rm.data.token_lengths import TokenLengths, measure_tokens
-from gym_rm.engine.text.text_reader import TextReader
+from gym_rm.engine.text.renderer import TextReader
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Message
 

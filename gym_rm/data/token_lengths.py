@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_rm.data.findings import Finding, grouped
 from gym_rm.engine.text.rendered import Rendered, common_prefix
-from gym_rm.engine.text.text_reader import TextReader
+from gym_rm.engine.text.renderer import TextReader
 from gym_rm.errors import ConversationError
 from gym_rm.types import Comparison, Conversation
 

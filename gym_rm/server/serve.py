@@ -11,8 +11,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from gym_rm.adapters import MissingExtraError
-from gym_rm.errors import ConfigError, logger
+from gym_rm.errors import ConfigError, MissingExtraError, logger
 from gym_rm.scorer import Scorer
 from gym_rm.server.options import ServerOptions, check_host
 

@@ -8,9 +8,8 @@ from gym_rm.config import divide_settings
 from gym_rm.engine.kinds import KINDS, check_kind, detect_kind
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.renderer import Renderer
+from gym_rm.engine.text.renderer import Renderer, TextReader
 from gym_rm.engine.text.text_options import TextOptions
-from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.engine.text.tokenizers import load_tokenizer
 
 UNLIMITED = 10**9  # tokenizers without a limit have a much larger `model_max_length`

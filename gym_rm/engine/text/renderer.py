@@ -360,3 +360,18 @@ class Renderer:
         if self.overlong == "error":
             raise too_long(len(rendered.input_ids), self.max_length)
         return drop_turns(conversation, rendered, self.max_length, self._render)
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """How a model reads conversations, without its weights: for numbers of tokens.
+
+    Attributes:
+        renderer: the renderer of the model, without `max_length`.
+        max_length: maximum number of tokens of a conversation, or None.
+        name: folder or hub id of the model or tokenizer.
+    """
+
+    renderer: Renderer
+    max_length: int | None
+    name: str
