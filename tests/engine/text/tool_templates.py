@@ -4,6 +4,7 @@ import functools
 import importlib.resources
 import re
 
+import pytest
 import tiny_models
 
 CONTROL = re.compile(r"<\|[a-z_]+\|>|<[a-z_]+\|>|<\|[a-z_]+>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
@@ -104,6 +105,7 @@ def tokenizer(name):
     if name == "mistral":
         template = MISTRAL
     else:
+        pytest.importorskip("trl", reason="TRL, which has the template, is not installed")
         template = (importlib.resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
     made = tiny_models.tokenizer({"mistral": "mistral", "llama3_1": "llama3"}.get(name, "chatml"))
     made.add_special_tokens({"additional_special_tokens": sorted({*CONTROL.findall(template)} - {made.eos_token})})

@@ -1,6 +1,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+
 from reward_servers import serve
 
 import gym_rm
