@@ -7,8 +7,8 @@ gpu_day.py measures the shapes of Qwen3-0.6B, 4B and 8B on a GPU.
 Every round runs all methods one after the other in one process, so that other load on the machine affects all methods.
 The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
 
-- `ours`: gym_rm. `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU,
-  fp8 on a GPU), which have rounding errors (see precision.py).
+- `ours`: gym_rm. `unshared`: gym_rm, with another beginning of each conversation, so that none shares its prompt.
+  `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU, fp8 on a GPU), which have rounding errors (see precision.py).
 - `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
 - `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
 
@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import results
 import torch
 import workloads
 from rich.console import Console
@@ -41,6 +42,15 @@ from workloads import Conversation
 import gym_rm
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 
+NAMES = {  # of methods, in the results
+    "ours": "gym_rm",
+    "sorted": "padded, sorted",
+    "arrival": "padded, arrival",
+    "unshared": "unshared",
+    "8-bit": "8-bit",
+    "trl": "TRL",
+    "s-t": "sentence-transformers",
+}
 Method = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
 
 
@@ -68,6 +78,19 @@ def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
     """Score with gym_rm and 8-bit matrix products in the backbone."""
     scorer = quantized(model, tokenizer)
     return lambda conversations: scorer.score(conversations).rewards
+
+
+def unshared(scorer: RewardModelScorer) -> Method:
+    """Score conversations whose first message begins with their number."""
+
+    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
+        numbered = [
+            [{**first, "content": f"{number} {first['content']}"}, *rest]
+            for number, (first, *rest) in enumerate(conversations)
+        ]
+        return scorer.score(numbered).rewards
+
+    return score
 
 
 def loaded(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
@@ -166,16 +189,17 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 def make_workloads(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     n, first = args.conversations, args.first
     every = {
-        "GSM8K groups of 4": workloads.gsm8k_groups(n // 4, 4, first=first),
-        "GSM8K groups of 8": workloads.gsm8k_groups(n // 8, 8, first=first),
-        "HH groups of 8": workloads.hh_groups(n // 8, 8, first=first),
-        "HH pairs": workloads.hh_groups(n // 2, 2, first=first),
+        "GSM8K, groups of 4": workloads.gsm8k_groups(n // 4, 4, first=first),
+        "GSM8K, groups of 8": workloads.gsm8k_groups(n // 8, 8, first=first),
+        "HH, groups of 8": workloads.hh_groups(n // 8, 8, first=first),
+        "HH, pairs": workloads.hh_groups(n // 2, 2, first=first),
         "nothing shared": workloads.gsm8k_singles(n, first=first),
     }
     return {name: conversations for name, conversations in every.items() if args.only in name}
 
 
-def measure(size: str, args: argparse.Namespace, console: Console) -> None:
+def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print the table of a model, and return its numbers."""
     tokenizer = workloads.tokenizer()
     model = workloads.reward_model(size, len(tokenizer))
     scorer = RewardModelScorer(model, tokenizer)
@@ -183,6 +207,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         "ours": lambda conversations: scorer.score(conversations).rewards,
         "sorted": padded(model, tokenizer, sort=True),
         "arrival": padded(model, tokenizer, sort=False),
+        "unshared": unshared(scorer),
         "8-bit": eight_bit(model, tokenizer),
     }
     for name, module, make in (("trl", "trl", trl), ("s-t", "sentence_transformers", sentence_transformers)):
@@ -197,10 +222,11 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
     table = Table()
     for heading in [*headings, *(f"{name} / ours" for name in methods if name != "ours"), "largest difference"]:
         table.add_column(heading, justify="left" if heading == "workload" else "right")
+    found: dict[str, Any] = {}
     for name, conversations in track(make_workloads(args).items(), "workloads", console=console, transient=True):
         seconds: dict[str, list[float]] = {method: [] for method in methods}
         rates = []
-        results = {method: score(conversations) for method, score in methods.items()}  # warm-up
+        rewards = {method: score(conversations) for method, score in methods.items()}  # warm-up
         for _ in range(args.rounds):
             rates.append(matmul_rate(model, min(scorer.max_num_batched_tokens, 16_384)))
             for method, score in methods.items():
@@ -210,13 +236,27 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         used = [
             flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
         ]
-        exact = [result for method, result in results.items() if method != "8-bit"]
-        difference = max(float(np.abs(result - results["sorted"]).max()) for result in exact)
+        exact = [result for method, result in rewards.items() if method not in ("8-bit", "unshared")]
+        difference = max(float(np.abs(result - rewards["sorted"]).max()) for result in exact)
         widest = sum(
             max(lengths[start : start + 32]) * len(lengths[start : start + 32])
             for lengths in [[len(one.input_ids) for one in scorer.renderer.encode(conversations)]]
             for start in range(0, len(lengths), 32)
         )
+        times = {
+            method: statistics.median(np.divide(seconds[method], seconds["ours"]).tolist())
+            for method in methods
+            if method != "ours"
+        }
+        found[name] = {
+            "tokens": work.num_tokens,
+            "unique tokens": work.unique_tokens,
+            "padded tokens": widest,
+            "seconds": {NAMES[method]: value for method, value in median.items()},
+            "times": {NAMES[method]: value for method, value in times.items()},
+            "of matmul rate": statistics.median(used),
+            "largest difference": difference,
+        }
         table.add_row(
             name,
             f"{work.num_tokens}",
@@ -225,14 +265,11 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
             f"{median['ours']:.3f}",
             f"{work.num_tokens / median['ours']:.0f}",
             f"{statistics.median(used):.0%}",
-            *(
-                f"{statistics.median(np.divide(seconds[method], seconds['ours'])):.2f}"
-                for method in methods
-                if method != "ours"
-            ),
+            *(f"{each:.2f}" for each in times.values()),
             f"{difference:.1e}",
         )
     console.print(table)
+    return found
 
 
 def main() -> None:
@@ -248,8 +285,8 @@ def main() -> None:
     args = workloads.parse_args(parser)
     console = Console(width=200)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
-    for size in args.sizes:
-        measure(size, args, console)
+    values = {"conversations": args.conversations} | {size: measure(size, args, console) for size in args.sizes}
+    results.save(args.save, values)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import results
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -52,9 +53,10 @@ Conversation = list[Message]
 
 
 def parse_args(parser: argparse.ArgumentParser, options: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options of a benchmark with `--data`, the folder of the conversations."""
+    """Parse the options of a benchmark with `--data`, the folder of the conversations, and `--save`."""
     global DATA
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the conversations; default: %(default)s")
+    results.add_argument(parser)
     args = parser.parse_args(options)
     DATA = args.data
     return args

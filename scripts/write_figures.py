@@ -1,0 +1,161 @@
+"""Write the numbers of benchmarks/results into README.md, benchmarks/README.md and the pages in docs.
+
+    python scripts/write_figures.py
+
+A number in a text has a comment behind it with its place in a result and a format of Python:
+
+    It is 4.3<!--= scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f --> times as fast.
+
+The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std` or `count`. A table has its pattern in the
+comment above it, with `{0}`, `{1}` for the names at the stars of the first line, which may have several places:
+
+    <!-- table scoring/25M/*
+    | workload | tokens | TRL |
+    | {0} | {tokens:,} | {times/TRL:.1f}x |
+    -->
+
+    <!-- end -->
+
+A cell whose value the result does not have stays empty. `<!-- source scoring -->` is followed by the command, the
+hardware, the versions and the date of a result.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARK = re.compile(r"[^\s|*(>]+<!--= (?P<what>[^>]+?) (?P<format>[^\s>]+) -->")
+TABLE = re.compile(
+    r"(?P<head><!-- table (?P<places>[^\n]+)\n(?P<heading>\|[^\n]+)\n(?P<row>\|[^\n]+)\n-->\n\n)"
+    r"(?P<shown>.*?)(?P<tail><!-- end -->)",
+    re.DOTALL,
+)
+SOURCE = re.compile(r"(?P<head><!-- source (?P<name>[\w-]+) -->\n)(?P<shown>.*?)(?P<tail>\n\n|\n*\Z)", re.DOTALL)
+FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "max": max,
+    "mean": statistics.mean,
+    "median": statistics.median,
+    "std": statistics.stdev,
+    "count": len,
+}
+
+
+def pages() -> list[Path]:
+    """Return the pages that have figures."""
+    docs = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
+    return [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(docs)]
+
+
+@functools.cache
+def result(name: str) -> dict[str, Any]:
+    """Return a file of results."""
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        raise KeyError(f"no result {file.relative_to(ROOT)}")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def matches(place: str) -> Iterator[tuple[list[str], Any]]:
+    """Yield the names at the stars, and the value, of each place in the results."""
+    name, *path = place.split("/")
+    found: list[tuple[list[str], Any]] = [([], result(name)["values"])]
+    for part in path:
+        pattern = re.compile(re.escape(part).replace(r"\*", "(.*)"))
+        found = [
+            ([*names, *match.groups()], inner)
+            for names, value in found
+            if isinstance(value, dict)
+            for key, inner in value.items()
+            if (match := pattern.fullmatch(key))
+        ]
+    yield from found
+
+
+def number(what: str, base: str = "") -> float:
+    """Return the number at a place, or what a function makes of those at several."""
+    function, _, rest = what.partition(" ")
+    place = base + (rest if function in FUNCTIONS else what)
+    values = [value for _, value in matches(place)]
+    if function in FUNCTIONS and values:
+        return FUNCTIONS[function](values)
+    if len(values) != 1 or isinstance(values[0], dict):
+        raise KeyError(f"{place!r} must be one number, got {len(values)} values")
+    return values[0]
+
+
+def shown(value: float, style: str) -> str:
+    """Return a number as text; exponents are short, as in 1.2e-6."""
+    return re.sub(r"e([-+])0", r"e\1", format(value, style))
+
+
+def rows(place: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the names at the stars, and the place without them, of each row of a table."""
+    paths: list[tuple[list[str], str]] = [([], place.split("/")[0])]
+    for part in place.split("/")[1:]:
+        pattern = re.compile(re.escape(part).replace(r"\*", "(.*)"))
+        paths = [
+            ([*names, *match.groups()], f"{path}/{key}")
+            for names, path in paths
+            for key in next(matches(path))[1]
+            if (match := pattern.fullmatch(key))
+        ]
+    yield from paths
+
+
+def table(places: str, heading: str, row: str) -> str:
+    """Return the lines of a table."""
+    lines = [heading, "| --- " * (heading.count("|") - 1) + "|"]
+    for names, place in (each for one in places.split("; ") for each in rows(one)):
+        cells = [_cell(cell, names, place + "/") for cell in row.strip("|").split("|")]
+        lines.append("|" + "|".join(cells) + "|")
+    return "\n".join(lines) + "\n\n"
+
+
+def _cell(cell: str, names: list[str], base: str) -> str:
+    def value(found: re.Match[str]) -> str:
+        what, style = found[1], found[2] or ""
+        return names[int(what)] if what.isdigit() else shown(number(what, base), style)
+
+    try:
+        return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", value, cell)
+    except KeyError:
+        return " "
+
+
+def source(name: str) -> str:
+    """Return where a result comes from."""
+    found = result(name)
+    if found["kind"] == "computed":
+        return f"Computed by `{found['command']}`."
+    machine = found["hardware"]
+    threads = f"{machine['cores']} cores, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
+    return f"`{found['command']}`: {machine.get('GPU') or machine['CPU']}, {threads}; {versions}; {found['date']}."
+
+
+def written(text: str) -> str:
+    """Return a page with the numbers of the results."""
+    text = MARK.sub(lambda mark: shown(number(mark["what"]), mark["format"]) + mark[0][mark[0].index("<!--=") :], text)
+    text = TABLE.sub(lambda t: t["head"] + table(t["places"], t["heading"], t["row"]) + t["tail"], text)
+    return SOURCE.sub(lambda s: s["head"] + source(s["name"]) + s["tail"], text)
+
+
+def main() -> None:
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        if (after := written(before)) != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
