@@ -24,6 +24,8 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import results
+
 from agents import ppo_tokens
 from gym_rm import load_scorer
 from gym_rm.assets.number_task import candidates as number_candidates
@@ -183,6 +185,7 @@ def main():
     parser.add_argument("--only", default="", help="run only agents whose name contains this text")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot", type=Path)
+    results.add_argument(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)
     libraries = ("gymnasium", "stable_baselines3", "torch", "transformers")
@@ -192,10 +195,11 @@ def main():
     print("| agent | seed | greedy return | best return | share | steps | scored / needed | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     scorer = load_scorer()
-    curves = {}
+    curves, values = {}, {}
     for name, best, train in runs(scorer):
         if args.only not in name:
             continue
+        shares, scored, trained = [], [], []
         for seed in args.seeds:
             CURVES.clear()
             counting, begin = Counting(scorer), time.perf_counter()
@@ -207,9 +211,21 @@ def main():
                 f"| {counting.count} / {needed} | {seconds:.0f} |",
                 flush=True,
             )
+            shares.append(found / best)
+            scored.append(counting.count - needed)
+            trained.append(seconds)
             steps, returns = np.array(CURVES[0].finished).T
             groups = np.array_split(np.arange(len(steps)), 40)
             curves[name, seed] = [steps[g].mean() for g in groups], [returns[g].mean() / best for g in groups]
+        values[name.removeprefix("agents/")] = {
+            "seeds": len(args.seeds),
+            "steps": CURVES[0].num_steps,
+            "lowest share": min(shares),
+            "highest share": max(shares),
+            "scored more than once": max(scored),
+            "seconds": max(trained),
+        }
+    results.save(args.save, values)
     if args.plot:
         plot(args.plot, curves)
 

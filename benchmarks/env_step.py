@@ -17,6 +17,7 @@ from statistics import median
 
 import gymnasium as gym
 import numpy as np
+import results
 
 import gym_rm
 from gym_rm import Prompt, Scores
@@ -26,7 +27,7 @@ PARTS = {
     "check the replies": ["_check_replies"],
     "copy conversations, distribute the scores": ["_score"],
     "get the user's next messages": ["_next_turns"],
-    "infos": ["add_final", "add_scores", "add_episodes"],
+    "infos": ["add_final", "add_step", "add_tools", "add_episodes"],
     "start new episodes": ["_restart"],
     "copy the observations": ["observations"],
 }
@@ -99,6 +100,7 @@ def main():
     parser.add_argument("--group-size", type=int, default=1)
     parser.add_argument("--reply-length", type=int, default=500, help="characters")
     parser.add_argument("--steps", type=int, default=100)
+    results.add_argument(parser)
     options = parser.parse_args()
     messages = ({"role": "system", "content": "s" * 200}, {"role": "user", "content": "q" * 500})
     turns = ("And then? " * 10,) * options.user_turns
@@ -126,6 +128,7 @@ def main():
     )
     for part, value in parts.items():
         print(f"  {part:40}{value:8.2f}")
+    results.save(options.save, {"environments": options.num_envs, "whole step": median(totals), "parts": parts})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
 """What gpu_day.py should measure, computed from counts before any GPU was seen; see README.md for the arithmetic.
 
+    python benchmarks/gpu_predictions.py --save gpu_predictions
+
 Assumptions are the constants below: shares of the data sheet's rates that kernels of each sort reach.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import results
 import workloads
 
 
@@ -123,3 +127,22 @@ def predictions() -> Iterator[Prediction]:
     kernels = dict.fromkeys(CHIPS, float(KERNELS_OF_LAYER))
     shown = {"size": "8B", "tokens": 32_768}
     yield Prediction("kernels of a layer", "scoring", "launches_of_a_layer", kernels, shown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    results.add_argument(parser)
+    args = parser.parse_args()
+    values: dict[str, Any] = {}
+    for each in predictions():
+        values[each.what.replace("/s", " per second")] = {**each.values} | ({"goal": each.goal} if each.goal else {})
+        print(each.what, {chip: f"{value:.4g}" for chip, value in each.values.items()})
+    for size in SCORED:
+        for chip, of in CHIPS.items():
+            parts = token_seconds(size, of)
+            values.setdefault("us of a token", {}).setdefault(size, {})[chip] = {k: 1e6 * v for k, v in parts.items()}
+    results.save(args.save, values, kind="computed")
+
+
+if __name__ == "__main__":
+    main()

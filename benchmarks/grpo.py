@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
 import torch
 import transformers
 import workloads
@@ -339,7 +340,7 @@ def start(method: str, task: Task, args: argparse.Namespace) -> Run:
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def compare(name: str, task: Task, args: argparse.Namespace, console: Console) -> None:
+def compare(name: str, task: Task, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     runs: dict[str, list[Run]] = {method: [] for method in args.methods}
     for number in range(args.rounds):
         for method, of_method in runs.items():
@@ -354,6 +355,7 @@ def compare(name: str, task: Task, args: argparse.Namespace, console: Console) -
     console.print(f"\n{name}: {task.num_prompts} prompts x {task.group_size}, up to {task.max_new_tokens} tokens")
     console.print("| | generate | score | update | step | time / ours | wall, step | wall / ours | tokens | peak MiB |")
     console.print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    found: dict[str, Any] = {}
     for method, of_method in runs.items():
         ratios = [median(method, clock, "step") / median(first, clock, "step") for clock in CLOCKS]
         cells = [f"{median(method, 'processor', phase):.3g}" for phase in PHASES]
@@ -361,9 +363,17 @@ def compare(name: str, task: Task, args: argparse.Namespace, console: Console) -
         cells += [f"{statistics.median(run.tokens for run in of_method):.0f}"]
         cells += [f"{statistics.median(run.peak for run in of_method):.0f}"]
         console.print(f"| {METHODS[method]} | {' | '.join(cells)} |", highlight=False)
+        found[METHODS[method]] = {phase: median(method, "processor", phase) for phase in PHASES} | {
+            "times": ratios[0],
+            "wall step": median(method, "wall", "step"),
+            "wall times": ratios[1],
+            "tokens of replies": statistics.median(run.tokens for run in of_method),
+            "MiB": statistics.median(run.peak for run in of_method),
+        }
+    return found
 
 
-def curves(task: Task, args: argparse.Namespace, console: Console) -> None:
+def curves(task: Task, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     methods = [method for method in args.methods if method != "trl micro"]
     found: dict[str, list[list[float]]] = {method: [] for method in methods}
     for seed in args.seeds:
@@ -372,9 +382,15 @@ def curves(task: Task, args: argparse.Namespace, console: Console) -> None:
     steps = sorted({1, *range(args.every, args.steps + 1, args.every), args.steps})
     console.print("| step | " + " | ".join(METHODS[method] for method in methods) + " |")
     console.print("| --- " * (len(methods) + 1) + "|")
+    values: dict[str, Any] = {}
     for step in steps:
         at = [np.array(found[method])[:, step - 1] for method in methods]
         console.print(f"| {step} | " + " | ".join(f"{each.mean():+.2f} ± {each.std(ddof=1):.2f}" for each in at) + " |")
+        values[f"{step}"] = {
+            METHODS[method]: {"mean": each.mean(), "std": each.std(ddof=1)}
+            for method, each in zip(methods, at, strict=True)
+        }
+    return values
 
 
 def main() -> None:
@@ -407,10 +423,10 @@ def main() -> None:
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}, {libraries}", highlight=False)
     with tempfile.TemporaryDirectory() as name:
         if args.curves:
-            curves(task_of("embedded", args, Path(name)), args, console)
-            return
-        for task in args.tasks:
-            compare(task, task_of(task, args, Path(name)), args, console)
+            found = curves(task_of("embedded", args, Path(name)), args, console)
+        else:
+            found = {task: compare(task, task_of(task, args, Path(name)), args, console) for task in args.tasks}
+        results.save(args.save, found, peers=["trl"])
 
 
 if __name__ == "__main__":

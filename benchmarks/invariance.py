@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import results
 import scoring
 import torch
 import workloads
@@ -55,6 +56,13 @@ OTHERS = {
     "bert": SHAPE | {"max_position_embeddings": 2048},
 }
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+NAMES = {  # of models and methods, in the results
+    "qwen3": "Qwen3, fused",
+    "gpt_neox": "GPT-NeoX, not fused",
+    "qwen3_moe": "Qwen3-MoE, 8 experts",
+    "bert": "BERT",
+}
+METHODS = {"padded": "transformers, padded", "trl": "TRL", "s-t": "sentence-transformers"}
 PEERS = {"trl": ("trl", scoring.trl), "s-t": ("sentence_transformers", scoring.sentence_transformers)}
 
 
@@ -131,8 +139,8 @@ def peer(method: scoring.Method, conversations: Sequence[Conversation]) -> Score
     return score
 
 
-def compare(score: Score, batches: Sequence[Batch], count: int) -> tuple[list[str], str]:
-    """Return the cells of a row of the table, and a description of the first difference, empty if there is none."""
+def compare(score: Score, batches: Sequence[Batch], count: int) -> tuple[dict[str, float], str]:
+    """Return the numbers of a row of the table, and a description of the first difference, empty if there is none."""
     alone = [score(row)[0] for row in range(count)]
     compared, different, largest, first, started = 0, 0, 0.0, "", time.perf_counter()
     for batch in batches:
@@ -145,8 +153,14 @@ def compare(score: Score, batches: Sequence[Batch], count: int) -> tuple[list[st
             compared, different = compared + len(got), different + int(bits.sum())
             largest = max(largest, float(np.abs(got - expected).max()))
     torch.set_num_threads(os.cpu_count() or 1)
-    seconds = time.perf_counter() - started
-    return [f"{len(batches)}", f"{compared}", f"{different}", f"{largest:.1e}", f"{seconds:.0f}"], first
+    found = {"batches": len(batches), "scores": compared, "other bits": different, "share": different / compared}
+    return found | {"largest difference": largest, "seconds": time.perf_counter() - started}, first
+
+
+def cells_of(found: dict[str, float]) -> list[str]:
+    """Return the numbers of a row as text."""
+    counts = [f"{found[name]}" for name in ("batches", "scores", "other bits")]
+    return [*counts, f"{found['largest difference']:.1e}", f"{found['seconds']:.0f}"]
 
 
 def host_time(console: Console) -> None:
@@ -195,6 +209,7 @@ def main() -> None:
     cases = [case for case in cases if case[0] == "qwen3" or case[1] != "int8"]
     batches = random_batches(-(-args.batches // len(cases)), len(conversations), args)
     differences = []
+    values: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for name, precision in track(cases, "models", console=console, transient=True):
         if args.only not in name:
             continue
@@ -202,17 +217,21 @@ def main() -> None:
         make_scorer: Callable[..., Any] = scoring.quantized if precision == "int8" else scoring.loaded
         scorer = make_scorer(model, tokenizer)
         cached = make_scorer(model, tokenizer, prefix_cache_tokens=2048) if name == "qwen3" else None
-        cells, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
+        numbers, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
         differences += [f"{name}, {precision}: {first}"] if first else []
-        table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells)
+        table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells_of(numbers))
+        of_case = values.setdefault(NAMES[name], {}).setdefault(precision, {"gym_rm": numbers})
         methods = {} if precision == "int8" else {"padded": scoring.padded(model, tokenizer, sort=False)}
         for method, (module, make) in PEERS.items():
             if name == "qwen3" and precision != "int8" and importlib.util.find_spec(module):
                 methods[method] = make(model, tokenizer)
         for method, score in methods.items():
-            cells, _ = compare(peer(score, conversations), batches[: args.peer_batches], len(conversations))
-            table.add_row(name, precision, method, "", "", *cells)
+            of_case[METHODS[method]], _ = compare(
+                peer(score, conversations), batches[: args.peer_batches], len(conversations)
+            )
+            table.add_row(name, precision, method, "", "", *cells_of(of_case[METHODS[method]]))
     console.print(table)
+    results.save(args.save, values)
     sys.exit("\n".join(differences) or 0)
 
 

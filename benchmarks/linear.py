@@ -15,6 +15,7 @@ import sys
 import time
 
 import numpy as np
+import results
 import workloads
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +36,7 @@ def main() -> None:
     table = Table(
         "conversations", "real tokens", "unique tokens", "render s", "plan s", "plan us/token", "run s", "run us/token"
     )
+    values = {}
     for count in (1_000, 10_000, 100_000):
         conversations = workloads.gsm8k_groups(count // 8, 8)
         started = time.perf_counter()
@@ -50,13 +52,21 @@ def main() -> None:
         plan_median = statistics.median(plan_seconds)
         cells = [f"{len(sequences)}", f"{real}", f"{plan.num_tokens}", f"{render_seconds:.2f}", f"{plan_median:.3f}"]
         cells.append(f"{plan_median / real * 1e6:.3f}")
+        values[f"{count:,}"] = of = {
+            "tokens": real,
+            "unique tokens": plan.num_tokens,
+            "render seconds": render_seconds,
+            "plan seconds": plan_median,
+        }
         if count <= 10_000 or args.full:
             started = time.perf_counter()
             scorer.executor.run(plan.batches)
             run_seconds = time.perf_counter() - started
+            of |= {"run seconds": run_seconds, "run us per token": run_seconds / plan.num_tokens * 1e6}
             cells += [f"{run_seconds:.2f}", f"{run_seconds / plan.num_tokens * 1e6:.2f}"]
         table.add_row(*cells)
     console.print(table)
+    results.save(args.save, values)
 
 
 if __name__ == "__main__":

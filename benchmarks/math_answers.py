@@ -15,6 +15,7 @@ import json
 import time
 from pathlib import Path
 
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -46,7 +47,9 @@ def speed(scorer: MathScorer, rows: Rows, seconds: float) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
+    results.add_argument(parser)
+    args = parser.parse_args()
+    seconds = args.seconds
     scorer, console = MathScorer(num_workers=2), Console()
     with gzip.open(DATA, "rt") as file:
         data = [json.loads(line) for line in file]
@@ -54,6 +57,8 @@ def main() -> None:
     plain = rows_of([(row["answer"], each["text"]) for row, each in replies])
     scores = scorer.score(*plain)
     differing = [k for k, (_, each) in enumerate(replies) if scores.rewards[k] != each["correct"]]
+    agreement = 1 - len(differing) / len(replies)
+    results.save(args.save, {"replies": len(replies), "agreement": agreement, "different": len(differing)})
     console.print(f"agreement: {1 - len(differing) / len(replies):.4f} of {len(replies)} replies")
     for k in differing:
         row, each = replies[k]

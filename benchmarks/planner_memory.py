@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import planner_runs
+import results
 import workloads
 
 from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
@@ -242,7 +243,7 @@ def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.work:
         if not arguments.model:
             sys.exit("--work needs --model: a folder, or a name of the table")
-        skipped = ("quick", "only", "folder", "data")
+        skipped = ("quick", "only", "folder", "data", "save")
         return [{key: value for key, value in vars(arguments).items() if key not in skipped and value is not None}]
     runs = [RUNS[k] for k in QUICK] if arguments.quick else RUNS
     runs = [values for values in runs if arguments.only in (None, values["work"])]
@@ -273,6 +274,17 @@ def main(options: list[str] | None = None) -> None:
             )
     for line in summary(found):
         print(line)
+    values = {
+        work: {
+            "runs": len(ratios),
+            "min": min(ratios),
+            "median": statistics.median(ratios),
+            "max": max(ratios),
+            "below measured": sum(ratio < 1 for ratio in ratios),
+        }
+        for work, ratios in found.items()
+    }
+    results.save(arguments.save, values)
     print(f"{workloads.machine('cpu')}\n{shlex.join(['python', *sys.argv])}")
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -128,7 +129,7 @@ def generation(model: str, row: Any) -> tuple[float, float]:
     return clock.total, needed / size / device.memory.value
 
 
-def servers(console: Console, samples: Path) -> None:
+def servers(console: Console, samples: Path) -> dict[str, Any]:
     import pandas
 
     data = pandas.read_csv(samples)
@@ -151,21 +152,33 @@ def servers(console: Console, samples: Path) -> None:
     console.print(table)
     within = sum(0.8 <= ratio <= 1.2 for ratio in everything) / len(everything)
     console.print(f"{within:.0%} of the runs are within 20%; {waiting} runs were left out: memory does not hold them")
+    by_server = {
+        f"{model.rpartition('/')[2]}, {server}, TP {size}": {
+            "runs": len(values),
+            "min": min(values),
+            "median": statistics.median(values),
+            "max": max(values),
+        }
+        for (model, server, size), values in sorted(ratios.items())
+    }
+    return {"runs": len(everything), "within 20 %": within, "by server": by_server}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=Path, help="silicon_sample.csv of aiconfigurator_core")
+    results.add_argument(parser)
     args = parser.parse_args()
     console = Console(width=150)
     console.print("Arithmetic only: the hardware of this machine does not matter.")
-    training(console)
-    steps(console)
+    values = {"training": training(console), "GRPO": steps(console)}
     if args.servers is not None:
-        servers(console, args.servers)
+        values["servers"] = servers(console, args.servers)
+    results.save(args.save, values, kind="computed")
 
 
-def training(console: Console) -> None:
+def training(console: Console) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     table = Table("model", "GPUs", "TP x FSDP", "published", "ours", "ratio", "ours, activations again", "ratio")
     ratios = []
     for run in TRAINING:
@@ -174,12 +187,22 @@ def training(console: Console) -> None:
         cells = (f"{run.gpus}", f"{run.tp} x {run.fsdp}", f"{run.published:,.0f}", f"{kept:,.0f}")
         table.add_row(run.model + (" LoRA" if run.lora else ""), *cells, f"{kept / run.published:.2f}", f"{again:,.0f}",
                       f"{again / run.published:.2f}")  # fmt: skip
+        name = run.model.rpartition("/")[2] + (", LoRA" if run.lora else "")
+        values[f"{name}, {run.gpus} GPUs, {run.tp} x {run.fsdp}"] = {
+            "GPUs": run.gpus,
+            "published": run.published,
+            "ours": again,
+            "ratio": again / run.published,
+            "ratio with kept activations": kept / run.published,
+        }
     table.title = "training, tokens/s of each H100 (NeMo AutoModel)"
     console.print(table)
     console.print(f"median ratio with activations computed again: {statistics.median(ratios):.2f}")
+    return values
 
 
-def steps(console: Console) -> None:
+def steps(console: Console) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     table = Table("model", "GPUs", "mean tokens", "published s", "ours s", "ratio", "our phases, s")
     for run in STEPS:
         found = plan(
@@ -202,8 +225,15 @@ def steps(console: Console) -> None:
         mean = f"{found.tokens / found.conversations:,.0f} / {run.mean:,}"
         table.add_row(run.model, f"{8 * run.nodes}", mean, f"{run.published:.0f}", f"{found.step_seconds:.0f}",
                       f"{found.step_seconds / run.published:.2f}", phases)  # fmt: skip
+        values[run.model.rpartition("/")[2]] = {
+            "GPUs": 8 * run.nodes,
+            "published": run.published,
+            "ours": found.step_seconds,
+            "ratio": found.step_seconds / run.published,
+        }
     table.title = "one GRPO step of 2,048 conversations on H100 (NeMo RL 0.4, on-policy)"
     console.print(table)
+    return values
 
 
 if __name__ == "__main__":

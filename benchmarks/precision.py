@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import results
 import scoring
 import torch
 import workloads
@@ -72,7 +73,10 @@ def errors_of(
     return reference, errors
 
 
-def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console) -> None:
+def compare(
+    title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console
+) -> dict[str, Any]:
+    """Print the errors of a model, and return them."""
     reference, errors = errors_of(model, tokenizer, pairs)
     table = Table("method", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
     for name, of in errors.items():
@@ -84,6 +88,12 @@ def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conv
         f"mean difference within a pair {spread:.3f}"
     )
     console.print(table)
+    return {
+        "pairs": len(reference) // 2,
+        "standard deviation of scores": reference.std(),
+        "mean difference within a pair": spread,
+        "methods": errors,
+    }
 
 
 def main() -> None:
@@ -97,9 +107,11 @@ def main() -> None:
     tokenizer = workloads.tokenizer()
     model = workloads.reward_model(args.size, len(tokenizer))
     pairs = workloads.hh_groups(args.pairs, 2, first=args.first)
-    compare(f"HH, {args.size} random weights", model, tokenizer, pairs, console)
+    found = {"HH, random weights": compare(f"HH, {args.size} random weights", model, tokenizer, pairs, console)}
     embedded = load_reward_model(device="cpu", dtype="float32")
-    compare("embedded", embedded.executor.models[0], embedded.renderer.tokenizer, right_and_wrong(args.pairs), console)
+    model, tokenizer = embedded.executor.models[0], embedded.renderer.tokenizer
+    found["embedded model"] = compare("embedded", model, tokenizer, right_and_wrong(args.pairs), console)
+    results.save(args.save, found)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import results
 import scoring
 import workloads
 from rich.console import Console
@@ -53,9 +54,16 @@ def main() -> None:
             scores = cached.score(conversations)
             times.append((between - started, time.perf_counter() - between))
             rows[messages] = (scores.workload, float(np.abs(scores.rewards - expected.rewards).max()))
+    values = {}
     for messages, times in seconds.items():
         work, difference = rows[messages]
         before, after = (statistics.median(column) for column in zip(*times, strict=True))
+        values[f"{messages}"] = {
+            "unique tokens": work.unique_tokens,
+            "reused tokens": work.reused_tokens,
+            "times": before / after,
+            "largest difference": difference,
+        }
         table.add_row(
             f"{messages}",
             f"{work.num_tokens}",
@@ -67,6 +75,7 @@ def main() -> None:
             f"{difference:.1e}",
         )
     console.print(table)
+    results.save(args.save, values)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import results
 import torch
 import workloads
 from rich.console import Console
@@ -97,7 +98,13 @@ def main() -> None:
                 seconds[name].append(seconds_of(pool, conversations, 1))
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         table = Table("scorer", "seconds", "batches", "x one thread", "x two threads")
+        values = {}
         for name, pool in zip(names, [local, local, *pools.values()], strict=True):
+            values[name] = {
+                "seconds": medians[name],
+                "times one thread": medians[names[0]] / medians[name],
+                "times two threads": medians[names[1]] / medians[name],
+            }
             table.add_row(
                 name,
                 f"{medians[name]:.3f}",
@@ -113,6 +120,8 @@ def main() -> None:
             f"a batch of 8 tokens: {1e3 * here:.2f} ms here, {1e3 * there:.2f} ms in a replica; "
             f"the driver costs {1e3 * (there - here):.2f} ms per batch ({os.cpu_count()} cores)"
         )
+        count, unique = len(conversations), expected.workload.unique_tokens
+        results.save(args.save, {"conversations": count, "unique tokens": unique, "scorers": values})
 
 
 if __name__ == "__main__":

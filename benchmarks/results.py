@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 FOLDER = Path(__file__).parent / "results"
 PEERS = ("trl", "sentence_transformers", "stable_baselines3", "gymnasium", "httpx")
 
@@ -61,8 +59,9 @@ def hardware() -> dict[str, Any]:
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found = {"CPU": models[0] if models else platform.processor(), "cores": os.cpu_count()}
-    found["threads"] = torch.get_num_threads()
-    return found | ({"GPU": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+    torch: Any = sys.modules.get("torch")  # not imported for its version: it would take most of a process's memory
+    found["threads"] = torch.get_num_threads() if torch else 1
+    return found | ({"GPU": torch.cuda.get_device_name()} if torch and torch.cuda.is_available() else {})
 
 
 def plain(value: Any) -> Any:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results
 import torch
 import transformers
 import workloads
@@ -46,6 +47,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.types import Message
 
+DATA = {"hh": "HH harmless", "gsm8k": "GSM8K graded"}
 METHODS = {
     "ours": "gym_rm",
     "ours padded": "gym_rm, batch.tree=false",
@@ -127,20 +129,27 @@ def padding(pairs: Sequence[Pair], order: Sequence[int], size: int) -> float:
     return padded / sum(len(ids) for pair in pairs for ids in pair.ids)
 
 
-def describe(name: str, pairs: Sequence[Pair], batch_size: int) -> str:
+def counts(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Return the numbers of pairs, of their tokens, and of those that are left if a pair shares its prompt."""
     sequences = [TokenSequence(np.array(ids, dtype=np.int32), np.array([len(ids) - 1])) for p in pairs for ids in p.ids]
     total = sum(len(each.input_ids) for each in sequences)
     unique = sum(
         plan_trees(sequences[row : row + 2], max_num_batched_tokens=10**6).num_tokens
         for row in range(0, len(sequences), 2)
     )
+    return {"pairs": len(pairs), "tokens": total, "unique tokens": unique, "tokens per unique token": total / unique}
+
+
+def describe(name: str, pairs: Sequence[Pair], batch_size: int) -> str:
+    of = counts(pairs)
     return (
-        f"{name}: {len(pairs)} pairs in steps of {batch_size}, {total} tokens, {unique} unique "
-        f"({total / unique:.2f} times fewer), longest conversation {max(pair.longest for pair in pairs)}"
+        f"{name}: {len(pairs)} pairs in steps of {batch_size}, {of['tokens']} tokens, {of['unique tokens']} unique "
+        f"({of['tokens per unique token']:.2f} times fewer), longest conversation {max(each.longest for each in pairs)}"
     )
 
 
-def speed(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
+def speed(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     save_model(folder, workloads.reward_model(args.size, len(tokenizer)), tokenizer)
     for name in args.rows:
         every = read_pairs(name, tokenizer, args)
@@ -154,6 +163,15 @@ def speed(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Pa
         pairs = grouped(every, batch_size=args.batch_size, steps=args.steps)
         job = Job(folder, pairs, args.batch_size, args.learning_rate, args.micro_batch)
         console.print(describe(f"measured on {name}", pairs, args.batch_size))
+        found[DATA[name]] = {
+            "whole": counts(every)
+            | {
+                "padded in a step": padding(every, order, args.batch_size),
+                "padded in small forwards": padding(every, order, args.micro_batch),
+                "padded in random order": padding(every, random, args.batch_size),
+            },
+            "measured": counts(pairs),
+        }
         times: dict[str, list[Run]] = {method: [] for method in args.methods}
         for number in range(args.rounds):
             for method, runs in times.items():
@@ -174,10 +192,20 @@ def speed(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Pa
                 for cell in (f"{len(pairs) / taken:.2f}", f"{taken / ours:.2f}")
             ]
             table.add_row(METHODS[method], *cells)
+        found[DATA[name]]["methods"] = {
+            METHODS[method]: {
+                "seconds of processor time": taken,
+                "pairs per second": len(pairs) / taken,
+                "times": taken / medians[args.methods[0]][0],
+            }
+            for method, (taken, _) in medians.items()
+        }
         console.print(table)
+    return found
 
 
-def parity(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
+def parity(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     save_model(folder, workloads.reward_model(args.size, len(tokenizer)), tokenizer)
     table = Table(
         "data", "steps", "pairs", "loss, first", "loss, last", "mean difference", "largest difference", "at step"
@@ -192,7 +220,15 @@ def parity(args: argparse.Namespace, console: Console, tokenizer: Any, folder: P
             name, f"{len(ours)}", f"{len(repeated)}", f"{ours[0]:.6f}", f"{ours[-1]:.6f}", f"{differences.mean():.1e}",
             f"{differences.max():.1e}", f"{differences.argmax() + 1}",
         )  # fmt: skip
+        found[DATA[name]] = {
+            "steps": len(ours),
+            "first loss": ours[0],
+            "last loss": ours[-1],
+            "mean difference": differences.mean(),
+            "largest difference": differences.max(),
+        }
     console.print(table)
+    return found
 
 
 @torch.no_grad()
@@ -202,7 +238,8 @@ def margins(model: PreTrainedModel, pairs: Sequence[Pair]) -> np.ndarray[Any, An
     return np.array(rewards[::2]) - np.array(rewards[1::2])
 
 
-def accuracy(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
+def accuracy(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     table = Table("data", "model", "seed", "gym_rm", "TRL", "decided alike", "largest difference of margins")
     models = {
         "Qwen3 2M": workloads.reward_model("1M", len(tokenizer)).config,
@@ -226,17 +263,29 @@ def accuracy(args: argparse.Namespace, console: Console, tokenizer: Any, folder:
                 name, label, f"{seed}", f"{(ours > 0).mean():.3f}", f"{(theirs > 0).mean():.3f}",
                 f"{((ours > 0) == (theirs > 0)).mean():.3f}", f"{np.abs(ours - theirs).max():.1e}",
             )  # fmt: skip
-        table.add_row(
-            name, label, "all", *(interval(np.array(each) > 0) for each in found.values()), "", f"{len(held_out)} pairs"
-        )
+        margins_of = {method: np.array(each) for method, each in found.items()}
+        intervals = {method: interval(each > 0) for method, each in margins_of.items()}
+        shown = (f"{of['mean']:.3f} ({of['low']:.3f} to {of['high']:.3f})" for of in intervals.values())
+        table.add_row(name, label, "all", *shown, "", f"{len(held_out)} pairs")
+        alike = (margins_of["ours"] > 0) == (margins_of["trl"] > 0)
+        values.setdefault(DATA[name], {})[label] = {
+            "held-out pairs": len(held_out),
+            "trained pairs": len(pairs),
+            "seeds": len(args.seeds),
+            "gym_rm": intervals["ours"],
+            "TRL": intervals["trl"],
+            "decided alike": alike.mean(),
+            "largest difference of margins": np.abs(margins_of["ours"] - margins_of["trl"]).max(),
+        }
     console.print(table)
+    return values
 
 
-def interval(right: np.ndarray[Any, Any]) -> str:
+def interval(right: np.ndarray[Any, Any]) -> dict[str, float]:
     """Return the mean of `[seeds, pairs]` and its 95 % interval by resampling pairs."""
     rows = np.random.default_rng(0).integers(right.shape[1], size=(2000, right.shape[1]))
     low, high = np.quantile(right.mean(axis=0)[rows].mean(axis=1), [0.025, 0.975])
-    return f"{right.mean():.3f} ({low:.3f} to {high:.3f})"
+    return {"mean": float(right.mean()), "low": float(low), "high": float(high)}
 
 
 def status(name: str) -> float:
@@ -245,8 +294,9 @@ def status(name: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def memory(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
-    """Run every method in a process of its own, and print its peak resident memory above that after the imports."""
+def memory(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Run every method in a process of its own; its peak resident memory is that above the memory after the imports."""
+    found: dict[str, Any] = {}
     table = Table("data", "method", "after imports MiB", "peak MiB", "peak above imports MiB")
     for name, method in itertools.product(args.rows, args.methods):
         command = [sys.executable, __file__, "memory", "--worker", method, "--rows", name]
@@ -257,7 +307,9 @@ def memory(args: argparse.Namespace, console: Console, tokenizer: Any, folder: P
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         before, peak = json.loads(out.splitlines()[-1])
         table.add_row(name, METHODS[method], f"{before:.0f}", f"{peak:.0f}", f"{peak - before:.0f}")
+        found.setdefault(DATA[name], {})[METHODS[method]] = {"after imports MiB": before, "MiB": peak - before}
     console.print(table)
+    return found
 
 
 def measure_memory(args: argparse.Namespace, tokenizer: Any, folder: Path) -> None:
@@ -319,7 +371,7 @@ def main() -> None:
         console = Console(width=140)
         libraries = ", ".join(f"{library} {version(library)}" for library in ("trl", "accelerate"))
         console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}, {libraries}")
-        modes[args.mode](args, console, tokenizer, Path(name))
+        results.save(args.save, modes[args.mode](args, console, tokenizer, Path(name)), peers=["trl"])
 
 
 if __name__ == "__main__":

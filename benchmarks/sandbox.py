@@ -10,6 +10,7 @@ the pool.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import resource
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+
+import results
 
 from gym_rm.sandbox import Sandbox, SandboxLimits
 from gym_rm.sandbox.layers import LAYERS, detect, find_interpreter, launch, sandbox_user
@@ -30,15 +33,17 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in usages)
 
 
-def measure(name: str, run: Callable[[], object], repeats: int = 50) -> None:
-    """Print the cost of one run."""
+def measure(name: str, run: Callable[[], object], repeats: int = 50) -> dict[str, float]:
+    """Print and return the cost of one run."""
     walls, before = [], cpu_seconds()
     for _ in range(repeats):
         start = time.perf_counter()
         run()
         walls.append(time.perf_counter() - start)
     cpu = (cpu_seconds() - before) / repeats
+    found = {"wall ms": statistics.median(walls) * 1e3, "CPU ms": cpu * 1e3}
     print(f"{name:30} wall {statistics.median(walls) * 1e3:6.1f} ms   cpu {cpu * 1e3:6.1f} ms")
+    return found
 
 
 def use(session: SandboxSession) -> None:
@@ -69,10 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=0, help="also run this many and look for what is left")
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS)
+    results.add_argument(parser)
     options = parser.parse_args()
     print(f"python {' '.join(sys.argv)}: {platform.platform()}, {os.cpu_count()} cores, {platform.python_version()}")
     plain = find_interpreter(None, sandbox_user())
-    measure("python -I -S -c pass", lambda: subprocess.run([plain.path, "-I", "-S", "-c", "pass"], env={}, check=True))
+    start = [plain.path, "-I", "-S", "-c", "pass"]
+    name = "python -I -S -c pass"
+    values = {f"`{name}`": measure(name, lambda: subprocess.run(start, env={}, check=True))}
+    memory: dict[str, dict[str, float]] = {}
     for layer in options.layers:
         if reason := detect(layer, plain):
             print(f"{layer}: {reason}")
@@ -84,16 +93,19 @@ def main() -> None:
             session.configure(limits)
             use(session)
 
-        measure(f"{layer}, cold", cold)
+        values[f"`{layer}`, started for the run"] = measure(f"{layer}, cold", cold)
         with Sandbox(layer=layer, allow_unsafe=True, interpreter=plain.path) as sandbox:
             use(sandbox.session())
-            measure(f"{layer}, warm", lambda sandbox=sandbox: use(sandbox.session()))  # type: ignore[misc]
+            warm = functools.partial(lambda sandbox: use(sandbox.session()), sandbox)
+            values[f"`{layer}`, from the pool"] = measure(f"{layer}, warm", warm)
             for count in range(1, options.sessions + 1):
                 use(sandbox.session())
                 if count in (100, 1000, options.sessions):
                     time.sleep(1)
+                    memory.setdefault(layer, {})[f"{count:,}"] = left()[-1] / 1024
                     print(f"  after {count} sessions: processes, files, mounts, resident KiB {left()}", flush=True)
         print(f"  after close: {left()}")
+    results.save(options.save, {"runs": values, "MiB after sessions": memory})
 
 
 if __name__ == "__main__":

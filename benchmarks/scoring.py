@@ -8,7 +8,7 @@ Every round runs all methods one after the other in one process, so that other l
 The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
 
 - `ours`: gym_rm. `unshared`: gym_rm, with another beginning of each conversation, so that none shares its prompt.
-  `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU, fp8 on a GPU), which have rounding errors (see precision.py).
+  `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU, fp8 on a GPU), with rounding errors (see precision.py).
 - `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
 - `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
 
@@ -195,7 +195,7 @@ def make_workloads(args: argparse.Namespace) -> dict[str, list[Conversation]]:
         "HH, pairs": workloads.hh_groups(n // 2, 2, first=first),
         "nothing shared": workloads.gsm8k_singles(n, first=first),
     }
-    return {name: conversations for name, conversations in every.items() if args.only in name}
+    return {name: conversations for name, conversations in every.items() if any(part in name for part in args.only)}
 
 
 def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES), default=["25M", "100M"])
     parser.add_argument("--conversations", type=int, default=64, help="conversations per workload")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each method")
-    parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="run only workloads whose name contains one of these")
     parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"

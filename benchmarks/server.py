@@ -18,8 +18,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
+import results
 import workloads
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each workload")
     parser.add_argument("--singles", type=int, default=32, help="number of posts one after the other")
     parser.add_argument("--max-queue", type=int, default=1024, help="limit of the server, for the search of its load")
+    parser.add_argument("--growing", action="store_true", help="also double the load until the server refuses")
     parser.add_argument("--only", default="", help="part of the name of a workload")
     args = workloads.parse_args(parser)
     console = Console(width=120)
@@ -42,7 +45,7 @@ def main() -> None:
         save_model(Path(folder), args.size)
         process, url = start(folder, args.max_queue)
         try:
-            asyncio.run(measure(url, args, console))
+            results.save(args.save, {"clients": args.clients} | asyncio.run(measure(url, args, console)))
         finally:
             process.terminate()
             process.wait(60)
@@ -80,7 +83,8 @@ NAMES = [
 ]
 
 
-async def measure(url: str, args: argparse.Namespace, console: Console) -> None:
+async def measure(url: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=600, trust_env=False) as client:
         table = Table("workload", "one by one /s", "together /s", "speed-up", "mean batch", "p50 s", "p95 s", "p99 s")
@@ -89,10 +93,11 @@ async def measure(url: str, args: argparse.Namespace, console: Console) -> None:
                 continue
             bodies = [json.dumps({"conversations": [each]}).encode() for each in conversations(name, args.clients)]
             await together(client, bodies[:8])
-            table.add_row(name, *await compare(client, bodies, args))
+            found[name.replace(" groups", ", groups")] = of = await compare(client, bodies, args)
+            table.add_row(name, *(f"{value:.2f}" for value in of.values()))
         console.print(table)
-        if args.only:
-            return
+        if args.only or not args.growing:
+            return found
         bodies = [json.dumps({"conversations": [each]}).encode() for each in conversations(NAMES[1], 1024)]
         table = Table(
             "clients at a time", "answered /s", "refused", "p50 s", "p99 s", title="growing load, GSM8K groups of 8"
@@ -109,10 +114,11 @@ async def measure(url: str, args: argparse.Namespace, console: Console) -> None:
             )  # fmt: skip
             load *= 2
         console.print(table)
+    return found
 
 
-async def compare(client: httpx.AsyncClient, bodies: list[bytes], args: argparse.Namespace) -> list[str]:
-    """Return the columns of a workload: medians over the rounds."""
+async def compare(client: httpx.AsyncClient, bodies: list[bytes], args: argparse.Namespace) -> dict[str, float]:
+    """Return the numbers of a workload: medians over the rounds."""
     rates: list[tuple[float, float]] = []
     sizes, latencies = [], []
     for _ in range(args.rounds):
@@ -128,8 +134,8 @@ async def compare(client: httpx.AsyncClient, bodies: list[bytes], args: argparse
         sizes.append((after[1] - before[1]) / (after[0] - before[0]))
         latencies += times
     alone, many = (statistics.median(column) for column in zip(*rates, strict=True))
-    shown = [f"{alone:.1f}", f"{many:.1f}", f"{many / alone:.1f}x", f"{statistics.median(sizes):.0f}"]
-    return [*shown, *(f"{quantile(latencies, percent):.2f}" for percent in (50, 95, 99))]
+    found = {"one by one": alone, "together": many, "times": many / alone, "mean batch": statistics.median(sizes)}
+    return found | {f"p{percent}": quantile(latencies, percent) for percent in (50, 95, 99)}
 
 
 async def together(client: httpx.AsyncClient, bodies: list[bytes]) -> tuple[float, list[float], Counter[int]]:

@@ -1,4 +1,4 @@
-"""How a job grows from 8 to 10,000 GPUs, and what failures cost: plans whose steps are simulated.
+"""How a job grows from 8 to 2,048 GPUs, and what failures cost: plans whose steps are simulated.
 
 python benchmarks/simulation.py [--seeds 1] [--picture docs/images/simulation.png]
 """
@@ -10,7 +10,9 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import results
 from rich.console import Console
 from rich.table import Table
 
@@ -18,9 +20,9 @@ from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.simulation import LLAMA_3_HOURS, SimulationSettings, simulate
 
-NODES = (1, 8, 64, 256, 1250)
+NODES = (1, 8, 64, 256)
 RATES = (0, 1, 10)  # times as many failures as in the training of Llama 3
-NUM_STEPS = {1: 400, 8: 400, 64: 400, 256: 400, 1250: 250}
+NUM_STEPS = 400
 NAMES = {False: "synchronous", True: "asynchronous"}
 LABELS = {0: "no failures", 1: "failures as in Llama 3", 10: "10 times as many"}
 Rows = dict[tuple[bool, int, int], tuple[float, float]]  # conversations/s and share lost, by mode, rate and nodes
@@ -55,38 +57,52 @@ def settings_of(found: Plan, times: int, num_steps: int, seed: int) -> Simulatio
     )
 
 
-def measure(seeds: int, console: Console) -> Rows:
-    """Simulate all cases and print a row for each."""
+def measure(seeds: int, console: Console) -> tuple[Rows, dict[str, Any]]:
+    """Simulate all cases, print a row for each, and return the rows of the picture and all numbers."""
     table = Table(
         "GPUs", "steps", "failures a day", "conversations/s", "idle", "lost", "p50 step", "p95", "simulated in"
     )
     rows: Rows = {}
+    values: dict[str, Any] = {}
     for asynchronous, name in NAMES.items():
         for nodes in NODES:
             found = planned(nodes, asynchronous)
             usual = 0.0
             for times in RATES:
                 started = time.perf_counter()
-                results = [simulate(found, settings_of(found, times, NUM_STEPS[nodes], seed)) for seed in range(seeds)]
+                results_of = [simulate(found, settings_of(found, times, NUM_STEPS, seed)) for seed in range(seeds)]
                 elapsed = (time.perf_counter() - started) / seeds
-                seconds = sum(result.seconds for result in results)
+                seconds = sum(result.seconds for result in results_of)
                 usual = usual or seconds  # without failures, of the same seeds
-                rate = sum(result.conversations for result in results) / seconds
+                rate = sum(result.conversations for result in results_of) / seconds
                 lost = 1 - usual / seconds
                 rows[asynchronous, times, nodes] = rate, lost
+                failures = found.used_gpus * 24 / LLAMA_3_HOURS * times
+                idle = statistics.mean(result.idle_share for result in results_of)
+                median, late = (
+                    statistics.mean(result.step_quantile(share) for result in results_of) for share in (0.5, 0.95)
+                )
+                values.setdefault(name, {})[f"{found.num_gpus:,}, {LABELS[times]}"] = {
+                    "GPUs": found.num_gpus,
+                    "failures a day": failures,
+                    "conversations per second": rate,
+                    "idle": idle,
+                    "usual step": median,
+                    "95 %": late,
+                } | ({"lost": lost} if times else {})
                 table.add_row(
                     f"{found.num_gpus:,} {name}",
-                    f"{seeds * NUM_STEPS[nodes]:,}",
-                    f"{found.used_gpus * 24 / LLAMA_3_HOURS * times:.2f}",
+                    f"{seeds * NUM_STEPS:,}",
+                    f"{failures:.2f}",
                     f"{rate:,.1f}",
-                    f"{statistics.mean(result.idle_share for result in results):.0%}",
+                    f"{idle:.0%}",
                     f"{lost:.1%}",
-                    f"{statistics.mean(result.step_quantile(0.5) for result in results):.0f} s",
-                    f"{statistics.mean(result.step_quantile(0.95) for result in results):.0f} s",
+                    f"{median:.0f} s",
+                    f"{late:.0f} s",
                     f"{elapsed:.1f} s",
                 )
     console.print(table)
-    return rows
+    return rows, values
 
 
 def draw(rows: Rows, path: Path) -> None:
@@ -119,10 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/simulation.png"))
+    results.add_argument(parser)
     args = parser.parse_args()
     console = Console(width=140)
     console.print(f"python {' '.join(sys.argv)}")
-    draw(measure(args.seeds, console), args.picture)
+    rows, values = measure(args.seeds, console)
+    draw(rows, args.picture)
+    results.save(args.save, values, kind="computed")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ A number in a text has a comment behind it with its place in a result and a form
     It is 4.3<!--= scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f --> times as fast.
 
 The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std` or `count`. A table has its pattern in the
-comment above it, with `{0}`, `{1}` for the names at the stars of the first line, which may have several places:
+comment above it, with `{0}`, `{1}` for what the stars of the first line stand for (it may have several places, with `; ` between
+them) and `{name}` for the last name:
 
     <!-- table scoring/25M/*
     | workload | tokens | TRL |
@@ -45,6 +46,7 @@ FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.mean,
     "median": statistics.median,
     "std": statistics.stdev,
+    "sum": sum,
     "count": len,
 }
 
@@ -83,9 +85,10 @@ def matches(place: str) -> Iterator[tuple[list[str], Any]]:
 def number(what: str, base: str = "") -> float:
     """Return the number at a place, or what a function makes of those at several."""
     function, _, rest = what.partition(" ")
-    place = base + (rest if function in FUNCTIONS else what)
+    applies = bool(rest) and function in FUNCTIONS  # else it is the name of a value, such as `median`
+    place = base + (rest if applies else what)
     values = [value for _, value in matches(place)]
-    if function in FUNCTIONS and values:
+    if applies and values:
         return FUNCTIONS[function](values)
     if len(values) != 1 or isinstance(values[0], dict):
         raise KeyError(f"{place!r} must be one number, got {len(values)} values")
@@ -123,6 +126,8 @@ def table(places: str, heading: str, row: str) -> str:
 def _cell(cell: str, names: list[str], base: str) -> str:
     def value(found: re.Match[str]) -> str:
         what, style = found[1], found[2] or ""
+        if what == "name":
+            return base.split("/")[-2]
         return names[int(what)] if what.isdigit() else shown(number(what, base), style)
 
     try:

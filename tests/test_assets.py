@@ -21,7 +21,8 @@ from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.runs import read_run
-from scripts import check_demo, make_assets, three_numbers
+from benchmarks import runs
+from scripts import make_assets, three_numbers
 
 ASSETS = Path(gym_rm.__file__).parent / "assets"
 
@@ -241,6 +242,6 @@ def test_the_policy_is_right_less_than_half_the_time():
 def test_a_policy_trained_on_the_reward_model_gives_right_and_proper_replies(tmp_path):
     settings = grpo.complete(grpo.GRPOSettings(output=str(tmp_path / "run")))
     grpo.train(settings, Console(quiet=True))
-    _, (right, proper, _), _ = check_demo.check(read_run(tmp_path / "run"))
-    assert right >= 0.9
-    assert proper >= 0.95
+    after = runs.before_and_after(read_run(tmp_path / "run"))["after"]
+    assert after["right"] >= 0.9
+    assert after["proper"] >= 0.95

@@ -1,0 +1,194 @@
+"""Train with agents/grpo.py as the pages describe, and save what the runs came to.
+
+    python benchmarks/runs.py --folder outputs --make           # an hour and a half on one core; what exists is kept
+    python benchmarks/runs.py --folder outputs --save runs      # the numbers, and docs/images/judged-runs.svg
+
+`right` is the share of right answers to held-out prompts, checked without a model, and `proper` that of replies that
+are one of the four sentences of the task. Curves are those of held-out prompts, by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import results
+from gym_rm.reports.curves import read_curve
+from gym_rm.reports.runs import Run, read_run
+from scripts.three_numbers import is_proper
+
+ROOT = Path(__file__).parents[1]
+SEEDS, ESTIMATORS = (1, 2, 3, 4, 5), ("grpo", "leave_one_out")
+PHASES = ("generate", "score", "update")
+PICTURE = ROOT / "docs" / "images" / "judged-runs.svg"
+STEPS = {  # settings beside those of configs/grpo/steps.yaml
+    "min": "",
+    "sum": "advantage.steps=sum",
+    "last": "advantage.steps=last",
+    "verifier": "advantage.steps=null advantage.reward_weight=0",
+}
+PROCESS_MODEL = '{path: outputs/number-steps/reward-model/best, kind: process, step_token: "<|endoftext|>"}'
+ALONE = f"advantage.reward_weight=0 'env.reward_model={PROCESS_MODEL}'"
+
+
+def commands() -> dict[str, str]:
+    """Return the command that makes each folder, in order; agents/grpo.py also gets the folder as `output`."""
+    grpo = "agents/grpo.py"
+    judged, two, tool, steps = (
+        f"{grpo} --config configs/grpo/{name}.yaml" for name in ("judged", "two_questions", "tool", "steps")
+    )
+    found = {f"demo-{seed}": f"{grpo} seed={seed}" for seed in SEEDS}
+    found |= {name: f"{grpo} --config configs/grpo/{name}.yaml" for name in ("math", "mixture")}
+    found |= {"short-programs": "agents/short_programs.py outputs/short-programs"}
+    found |= {"code": f"{grpo} --config configs/grpo/code.yaml"}
+    for estimator in ESTIMATORS:
+        chosen = f"advantage.estimator={estimator}"
+        found |= {f"judge-{estimator}-{seed}": f"{judged} seed={seed} {chosen}" for seed in SEEDS}
+    chosen = "advantage.estimator=leave_one_out"
+    found |= {f"reward-model-leave_one_out-{seed}": f"{grpo} seed={seed} {chosen}" for seed in SEEDS}
+    found |= {f"two-questions-{seed}": f"{two} seed={seed}" for seed in (1, 2, 3)}
+    found |= {"arithmetic": "agents/arithmetic.py outputs/arithmetic"}
+    for seed in (1, 2):
+        found |= {
+            f"tool-with-{seed}": f"{tool} seed={seed}",
+            f"tool-without-{seed}": f"{tool} env.tools=null seed={seed}",
+        }
+    found |= {"number-steps": "agents/number_steps.py outputs/number-steps"}
+    found |= {"number-steps/reward-model": "-m gym_rm train configs/rm/steps.yaml"}
+    found |= {f"steps-{name}": f"{steps} {settings}" for name, settings in STEPS.items()}
+    return found | {f"steps-alone-{name}": f"{steps} advantage.steps={name} {ALONE}" for name in ("min", "sum", "last")}
+
+
+def make(folder: Path) -> None:
+    """Run the commands whose folders do not exist, one after the other, with one thread."""
+    if folder.resolve() != Path("outputs").resolve():
+        sys.exit("the settings of some runs name models in outputs, so --make needs --folder outputs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, command in commands().items():
+        trains_policy = command.startswith("agents/grpo.py")  # a run that was stopped goes on
+        if (folder / name / ("final" if trains_policy else "")).exists():
+            continue
+        words = [sys.executable, *shlex.split(command), *([f"output={folder / name}"] if trains_policy else [])]
+        print(shlex.join(words[1:]), flush=True)
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def replies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return shares of replies to held-out prompts, and their mean reward if they have rewards."""
+    replies = [row["messages"][-1]["content"] for row in rows]
+    shares = {
+        "right": statistics.mean(bool(row["right"]) for row in rows),
+        "proper": statistics.mean(map(is_proper, replies)),
+        "I would say": statistics.mean(reply.startswith("I would say") for reply in replies),
+    }
+    rewards = [row["reward"] for row in rows]
+    return shares if None in rewards else shares | {"reward": statistics.mean(rewards)}
+
+
+def before_and_after(run: Run) -> dict[str, dict[str, float]]:
+    """Return the numbers of the replies in the first and in the last measurement."""
+    before, after = zip(*run.before_and_after(), strict=True)
+    return {"before": replies_of(before), "after": replies_of(after)}
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """Return the numbers of a run."""
+    run = read_run(folder)
+    measured = {str(row["step"]): row for row in run.held_out}
+    names = ("accuracy", "verdict/passed", "reward_mean")  # a task without reference answers has no accuracy
+    right = {step: next(row[name] for name in names if row.get(name) is not None) for step, row in measured.items()}
+    first, last = run.held_out[0], run.held_out[-1]
+    found: dict[str, Any] = before_and_after(run)
+    found["before"]["right"], found["after"]["right"] = right[str(first["step"])], right[str(last["step"])]
+    found["before"]["tokens"], found["after"]["tokens"] = first["completion_tokens"], last["completion_tokens"]
+    found["held-out prompts"] = sum(row["step"] == last["step"] for row in run.measured())
+    found |= {"right": right, "seconds": run.training[-1]["seconds"], "steps": len(run.training)}
+    found["seconds of a step"] = {
+        name: statistics.mean(row[f"phase_seconds/{name}"] for row in run.training) for name in PHASES
+    }
+    if "steps_per_reply" in run.training[0]:
+        rated = [row["steps_per_reply"] for row in run.training if row["steps_per_reply"] is not None]
+        found["rated steps"] = {"first": rated[0], "last": rated[-1], "most": max(rated)}
+    return found
+
+
+# --- all runs ---------------------------------------------------------------------------------------------------------
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """Return the numbers of all runs that exist, by what they show."""
+    names = {"demo": {f"{seed}": f"demo-{seed}" for seed in SEEDS}}
+    names["judge"] = {f"{each}, {seed}": f"judge-{each}-{seed}" for each in ESTIMATORS for seed in SEEDS}
+    names["reward model"] = {f"grpo, {seed}": f"demo-{seed}" for seed in SEEDS}
+    names["reward model"] |= {f"leave_one_out, {seed}": f"reward-model-leave_one_out-{seed}" for seed in SEEDS}
+    names["verified"] = {name: name for name in ("math", "code", "mixture")}
+    names["two questions"] = {f"{seed}": f"two-questions-{seed}" for seed in (1, 2, 3)}
+    names["tool"] = {
+        f"{label}, seed {seed}": f"tool-{name}-{seed}"
+        for name, label in {"with": "with the calculator", "without": "without (`env.tools=null`)"}.items()
+        for seed in (1, 2)
+    }
+    names["steps"] = {name: f"steps-{name}" for name in STEPS}
+    names["steps"] |= {f"alone, {name}": f"steps-alone-{name}" for name in ("min", "sum", "last")}
+    found = {
+        topic: {label: of_run(folder / name) for label, name in of.items() if (folder / name / "final").exists()}
+        for topic, of in names.items()
+    }
+    process_model = folder / "number-steps" / "reward-model" / "validation.csv"
+    if process_model.exists():
+        found["process model"] = {"accuracy": max(float(row["accuracy"]) for row in read_curve(process_model))}
+    return found
+
+
+def plot(values: Mapping[str, Any]) -> None:
+    """Draw the share of right answers over the steps with a judge and with a reward model, for each estimator."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "judged runs", "font.size": 9}
+    figure, axes = plt.subplots(1, len(ESTIMATORS), figsize=(8, 2.8), sharey=True, constrained_layout=True)
+    for axis, estimator in zip(axes, ESTIMATORS, strict=True):
+        for rewards, colour in {"reward model": "tab:gray", "judge": "tab:blue"}.items():
+            label: str | None = rewards
+            for name, run in values[rewards].items():
+                if name.startswith(f"{estimator},"):
+                    steps = [int(step) for step in run["right"]]
+                    axis.plot(steps, [*run["right"].values()], color=colour, linewidth=1, label=label)
+                    label = None
+        axis.set(title=estimator, xlabel="step", ylim=(0.3, 1.02))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("right answers, held out")
+    axes[0].legend(loc="lower right")
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("outputs"), help="folder of the runs; default: %(default)s")
+    parser.add_argument("--make", action="store_true", help="make the runs that do not exist")
+    results.add_argument(parser)
+    args = parser.parse_args()
+    if args.make:
+        make(args.folder)
+    if args.save:
+        values = collect(args.folder)
+        results.save(args.save, values)
+        plot(values)
+
+
+if __name__ == "__main__":
+    main()
