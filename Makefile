@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
+# make demo | test | test-all | lint | docs | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
 # To use another interpreter or folder: make test PYTHON=python3.12 VENV=.venv312
 
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
@@ -17,7 +17,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_trainer.py
 
-.PHONY: demo test test-rest test-oldest test-all lint clean
+.PHONY: demo test test-rest test-oldest test-all lint docs docs-links clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/python agents/grpo.py
@@ -40,8 +40,14 @@ lint: $(VENV)/extras ## check style and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy gym_rm
 
+docs: $(VENV)/docs ## build the site, docs/_build/html; a warning is an error
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -j auto -b html docs docs/_build/html
+
+docs-links: $(VENV)/docs ## check the links of the site to other sites; needs a network
+	$(VENV)/bin/python -m sphinx -q -b linkcheck docs docs/_build/links
+
 clean: ## remove installed and generated files
-	rm -rf $(VENV) $(VENV)-oldest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # An install creates an empty file, so that it runs again only if its inputs have changed.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -56,7 +62,11 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
+	@touch $@
+
+$(VENV)/docs: $(VENV)/core
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core

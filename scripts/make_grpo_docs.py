@@ -1,4 +1,4 @@
-"""Write the tables of docs/grpo.md again: the memory of the runs in configs/grpo, and all settings.
+"""Write the table of docs/grpo.md again: the memory of the runs in configs/grpo.
 
 python scripts/make_grpo_docs.py
 """
@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_rm.config import Config, load_config, settings_of
+from gym_rm.config import load_config
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import GIB
@@ -77,26 +77,6 @@ def memory_table() -> str:
     return "\n".join(lines)
 
 
-def settings_tables() -> str:
-    """Return a table for each group of settings."""
-    groups: dict[str, Any] = {"": GRPOSettings}
-    for name, field in GRPOSettings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-            groups[name] = field.annotation
-    parts = []
-    for name, schema in groups.items():
-        lines = [f"### {f'`{name}.`' if name else 'The run'}", "", "| setting | default | |", "| --- | --- | --- |"]
-        for each in settings_of(schema):
-            if name or each.name not in groups:
-                text = " ".join(each.text.split()).replace("|", "\\|").replace("<", "\\<")
-                lines.append(f"| `{each.name}` | `{each.default}` | {text} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-TABLES = {"memory": memory_table, "settings": settings_tables}
-
-
 def section(text: str, name: str) -> re.Match[str]:
     """Return the part of the page between the marks of a table, as group 1."""
     found = re.search(rf"<!-- {name} -->\n\n(.*?)\n\n<!-- end of {name} -->", text, re.DOTALL)
@@ -105,12 +85,10 @@ def section(text: str, name: str) -> re.Match[str]:
 
 
 def main() -> None:
-    """Write both tables."""
+    """Write the table."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        start, end = section(text, name).span(1)
-        text = text[:start] + table() + text[end:]
-    PAGE.write_text(text, encoding="utf-8")
+    start, end = section(text, "memory").span(1)
+    PAGE.write_text(text[:start] + memory_table() + text[end:], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.loading.families import FAMILIES
 from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
-from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.simulated_user import SimulatedUserOptions
 from gym_rm.generation.chat import LocalChatOptions
 from gym_rm.scorer import SCORER_KINDS
@@ -115,7 +114,10 @@ def names_after(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+RUN = sorted([*DOCS.glob("*.md"), *DOCS.glob("environments/*.md")])
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(DOCS)))
 def test_the_python_blocks_of_a_page_run_and_show_what_the_page_says(page, names_after):
     names_after(page)
 
@@ -191,11 +193,3 @@ def test_the_options_on_the_page_of_scoring_exist():
     rows = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "scoring.md"), re.MULTILINE)
     assert len(rows) > 8
     assert [name for name in re.findall(r"`(\w+)`", " ".join(rows)) if name not in known] == []
-
-
-def test_the_page_of_the_environment_lists_every_keyword():
-    first_table = text_of(DOCS / "environment.md").split("| keyword |")[1].split("\n\n")[0]
-    keywords = re.findall(r"^\| (`.*?) \|", first_table, re.MULTILINE)
-    names = re.findall(r"`(\w+)`", " ".join(keywords))
-    options = list(ParallelOptions.model_fields)
-    assert names == [name for name in EnvSettings.model_fields if name not in options] + options

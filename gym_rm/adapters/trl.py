@@ -180,7 +180,7 @@ class EnvironmentRollout:
 
     @property
     def dataset_rows(self) -> list[dict[str, Any]]:
-        """Rows `{"prompt": messages}` for `datasets.Dataset.from_list`."""
+        """Rows with the messages of a prompt in `prompt`, for `datasets.Dataset.from_list`."""
         return [{"prompt": [dict(message) for message in prompt.messages]} for prompt in self._prompts.values()]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""docs/grpo.md: all settings are there, and its launch lines are valid and run."""
+"""docs/grpo.md: its launch lines are valid and run."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from gym_rm.config import load_config
 from gym_rm.policy.grpo_settings import GRPOSettings
-from scripts.make_grpo_docs import PAGE, section, settings_tables
+from scripts.make_grpo_docs import PAGE
 
 ROOT = Path(__file__).parents[2]
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -23,11 +23,6 @@ TINY = [
     *("policy.dtype=float32", "policy.gradient_checkpointing=false", "env.num_prompts=4", "env.group_size=2"),
     *("steps=1", "eval.num_prompts=4", "sampling.max_new_tokens=4"),
 ]
-
-
-def test_the_page_has_every_setting():
-    """`python scripts/make_grpo_docs.py` writes them again."""
-    assert section(TEXT, "settings")[1] == settings_tables()
 
 
 def test_the_page_has_lines_for_one_gpu_eight_gpus_two_nodes_and_a_server():
