@@ -24,6 +24,7 @@ import planner_runs
 import results
 import workloads
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
 from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.lengths import Lengths, constant
@@ -107,7 +108,7 @@ def _training(values: dict[str, Any]) -> Estimate:
         shape_of(values["model"]),
         "float32",
         "training",
-        lora_rank=values.get("lora", 0),
+        lora=LoRASettings(rank=values["lora"]) if values.get("lora") else None,
     )
     choice = Choice(max_num_batched_tokens=2 * pairs * length, gradient_checkpointing=bool(values.get("checkpointing")))
     return _of_one(component_memory(model, choice, work, CPU))

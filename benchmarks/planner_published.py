@@ -23,6 +23,7 @@ import results
 from rich.console import Console
 from rich.table import Table
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.hardware.devices import KINDS, device_of_kind
 from gym_rm.planning.lengths import constant
 from gym_rm.planning.model.config_sizes import shape_from_config
@@ -89,7 +90,9 @@ STEPS = [
 def predicted_tokens(run: Training, *, checkpointing: bool) -> float:
     """Return the tokens/s of each GPU."""
     shape = load_shape(run.model, None, num_labels=None, name=run.model)
-    component = Component("policy", Role.POLICY, shape, "bfloat16", "training", lora_rank=16 if run.lora else 0)
+    component = Component(
+        "policy", Role.POLICY, shape, "bfloat16", "training", lora=LoRASettings() if run.lora else None
+    )
     choice = Choice(
         tensor_parallel_size=run.tp,
         fsdp_size=run.fsdp,

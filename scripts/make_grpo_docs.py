@@ -40,7 +40,7 @@ def request_of(settings: GRPOSettings, cluster: dict[str, Any]) -> dict[str, Any
             "tensor_parallel_size": 1,
             "fsdp_size": processes if optimizer.fsdp else 1,
             "gradient_checkpointing": policy.gradient_checkpointing,
-            "lora_rank": policy.lora.rank if policy.lora else 0,
+            "lora": policy.lora,
             "max_num_batched_tokens": optimizer.max_num_batched_tokens or TOKENS_ON_GPU,
             "shared_prompts": optimizer.tree,
             "sleeps": False,

@@ -17,6 +17,7 @@ FLOORS = {
     "plain_values": 0,
     "documents": 0,
     "config": 1,
+    "lora_settings": 1,
     "plan_file": 1,
     "scorer": 1,
     "async_calls": 1,

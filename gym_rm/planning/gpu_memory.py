@@ -206,19 +206,19 @@ class _Estimate:
 
     def trained(self) -> float:
         """Return the parameters on one GPU that have gradients."""
-        if rank := self.component.lora_rank:
+        if lora := self.component.lora:
             head = 0 if self.shape.is_language_model else self.shape.head
-            return (self.shape.lora_parameters(rank) + head) / self.tp / self.fsdp
+            return (self.shape.lora_parameters(lora.rank) + head) / self.tp / self.fsdp
         return _parameters(self.shape, self.tp) / self.fsdp
 
     def training(self) -> ComponentMemory:
         component, trained = self.component, self.trained()
         resident = [self.weights()]
-        if rank := component.lora_rank:
+        if component.lora:
             size = trained * (4.0 if self.wide else component.bytes_per_parameter)
-            resident.append(self.item("adapters", size, f"LoRA of rank {rank}"))
+            resident.append(self.item("adapters", size, f"LoRA of rank {component.lora.rank}"))
         states = STATES[component.optimizer] * (1.0 if self.wide or component.optimizer != "adamw" else 0.5)
-        copy = 4.0 if component.master_weights and component.dtype != "float32" and not component.lora_rank else 0.0
+        copy = 4.0 if component.master_weights and component.dtype != "float32" and not component.lora else 0.0
         source = f"{component.optimizer}: {states:g} bytes for a parameter" + (", float32 copy: 4" if copy else "")
         resident.append(self.item("optimizer", trained * (states + copy), source))
         working = (*resident, *self.mapped_files(), *self.shared())
@@ -231,7 +231,7 @@ class _Estimate:
     def update(self) -> tuple[Instant, ...]:
         """Return the instants of an update: the end of the forward, both ends of the backward, the optimizer step."""
         shape, component, tokens = self.shape, self.component, float(self.choice.max_num_batched_tokens)
-        layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora_rank > 0)
+        layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora is not None)
         steps, text = layers.backward.of(tokens, self.length), "gradients inside a layer"
         if self.choice.gradient_checkpointing:
             kept, source = layers.inputs, "hidden states between layers"
@@ -274,8 +274,8 @@ class _Estimate:
         """Return the bytes of temporary tensors: of the largest parameter on a CPU, of all parameters on a GPU."""
         if not self.cpu:
             return 4.0 * self.trained()
-        if rank := self.component.lora_rank:
-            return 8.0 * rank * self.shape.hidden
+        if lora := self.component.lora:
+            return 8.0 * lora.rank * self.shape.hidden
         tied = self.shape.is_language_model and not self.shape.head  # the sum of two gradients
         return 8.0 * (
             activations.largest_parameter(self.shape) + tied * float(self.shape.vocabulary * self.shape.hidden)

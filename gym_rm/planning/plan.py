@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from gym_rm.documents import read_mapping, to_yaml
 from gym_rm.errors import ConfigError
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.quantities import Basis
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 Item = TypeVar("Item")
 Filled = Annotated[tuple[Item, ...], Field(min_length=1)]
 Optimizer: TypeAlias = Literal["adamw", "adamw_8bit", "sgd"]
@@ -178,7 +179,8 @@ class ComponentPlan:
         sleeps: whether its weights and state are in the host's memory while others of its pool work.
         quantization: format of the matrices in its layers, if it is another.
         optimizer: of a component that trains.
-        lora_rank: rank of the adapters that are trained instead of all weights; 0 for all weights.
+        lora: adapters that are trained instead of all weights.
+        master_weights: whether gradients and the optimizer's states are float32.
     """
 
     name: str
@@ -195,7 +197,8 @@ class ComponentPlan:
     sleeps: bool
     quantization: Quantization | None = None
     optimizer: Optimizer | None = None
-    lora_rank: NonNegativeInt = 0
+    lora: LoRASettings | None = None
+    master_weights: bool = True
 
     @property
     def num_gpus(self) -> int:
@@ -375,8 +378,9 @@ def _options(plan: Plan) -> dict[str, Any]:
                 values |= {"max_num_seqs": part.max_num_seqs or plan.conversations}
                 values |= {"with_policy": any(other.role is Role.POLICY for other in pool.components)}
             if part.role.trains:
-                names = ("gradient_checkpointing", "optimizer", "lora_rank")
+                names = ("gradient_checkpointing", "optimizer", "master_weights")
                 values |= {name: getattr(part, name) for name in names}
+                values |= {} if part.lora is None else {"lora": part.lora.model_dump(mode="json")}
             options[part.role.value] = values
     return options
 

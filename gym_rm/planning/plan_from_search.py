@@ -65,7 +65,8 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
         gradient_checkpointing=choice.gradient_checkpointing if component.role.trains else None,
         sleeps=choice.sleeps,
         optimizer=component.optimizer if component.role.trains else None,
-        **{name: getattr(component, name) for name in ("name", "role", "dtype", "quantization", "lora_rank")},
+        master_weights=component.master_weights or component.dtype == "float32",
+        **{name: getattr(component, name) for name in ("name", "role", "dtype", "quantization", "lora")},
         **{name: getattr(choice, name) for name in SIZES},
     )
 

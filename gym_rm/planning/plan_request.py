@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.lengths import Lengths
 from gym_rm.planning.model.shape import ModelShape
@@ -27,7 +28,7 @@ class Component:
             settings.
         sleeps, gradient_checkpointing: as in the settings.
         gpu_memory_utilization: share of the memory that generation may fill.
-        optimizer, master_weights, lora_rank, shared_prompts: as in the settings, for components that train.
+        optimizer, master_weights, lora, shared_prompts: as in the settings, for components that train.
         quantization: as in the settings, for reward models.
     """
 
@@ -47,7 +48,7 @@ class Component:
     gpu_memory_utilization: float = 0.9
     optimizer: Optimizer = "adamw"
     master_weights: bool = True
-    lora_rank: int = 0
+    lora: LoRASettings | None = None
     shared_prompts: bool = False
     quantization: Quantization | None = None
 

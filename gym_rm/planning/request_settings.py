@@ -9,6 +9,7 @@ import pydantic
 from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, one_of
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.plan import Dtype, Optimizer, Quantization
 
 AUTO: Any = "auto"  # in a request; None in the settings that were read
@@ -105,8 +106,8 @@ class TrainingSettings(ComponentSettings):
     """Optimizer; it decides the bytes of state for a parameter."""
     master_weights: Flag = True
     """Whether a float32 copy of weights in a smaller dtype is kept for the optimizer, and gradients are float32."""
-    lora_rank: NonNegativeInt = 0
-    """Rank of LoRA adapters on all linear layers; 0 trains all weights."""
+    lora: LoRASettings | None = None
+    """Train low-rank adapters instead of all weights; they are planned for all linear layers."""
     gradient_checkpointing: AutoFlag = AUTO
     """Whether activations are computed again in the backward."""
     shared_prompts: Flag = False

@@ -237,7 +237,7 @@ class _Work:
         repeats = work.updates_per_step * work.epochs
         conversations, tokens, pairs = self.training_rows(updates=work.updates_per_step)
         again = 1.0 if choice.gradient_checkpointing else 0.0
-        backward = 1.0 if component.lora_rank else 2.0  # adapters need the gradients of activations only
+        backward = 1.0 if component.lora else 2.0  # adapters need the gradients of activations only
         batches = self.batches(tokens) * repeats
         self.forward(
             tokens=tokens * repeats,
@@ -253,7 +253,7 @@ class _Work:
         )
         self.gathers(batches * 3.0)  # forward, backward, gradients
         shape, replicas = self.shape, choice.num_replicas
-        parameters = shape.lora_parameters(component.lora_rank) if component.lora_rank else shape.parameters
+        parameters = shape.lora_parameters(component.lora.rank) if component.lora else shape.parameters
         trained = parameters / (self.tp * choice.fsdp_size)
         if replicas > 1:
             bandwidth = self.site.collective(replicas, stride=self.tp * choice.fsdp_size)

@@ -11,10 +11,10 @@ import torch
 from gym_rm.config import Config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.plan_file import PlanFile, planned_model, planned_scorer, read_plan_file
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.scorer import Scorer, load_scorer
-from gym_rm.training.reward_model_settings import LoRASettings
 from gym_rm.types import Prompt
 
 
@@ -79,7 +79,7 @@ def follow_plan(settings: GRPOSettings) -> GRPOSettings:
     plan = read_plan_file(settings.plan)
     _require_same_run(plan, settings)
     env, policy, reference = settings.env, settings.policy, plan.get("reference") is not None
-    adapters = policy.lora is not None or plan.get("policy", "lora_rank")
+    adapters = policy.lora is not None or plan.get("policy", "lora")
     if settings.loss.kl_coef and not reference and not adapters:
         raise ConfigError(f"loss.kl_coef={settings.loss.kl_coef} needs a reference, and {plan.name} has none.")
 
@@ -98,11 +98,11 @@ def follow_plan(settings: GRPOSettings) -> GRPOSettings:
     sizes = limited(settings.sampling, max_new_tokens=("reply_tokens",), max_num_seqs=("generation", "max_num_seqs"))
     budget = limited(settings.optimizer, max_num_batched_tokens=("policy", "max_num_batched_tokens"))
     reward_model, options = planned_scorer(settings.plan, env.reward_model, env.reward_model_kwargs, conversations=1)
-    lora, rank = policy.lora, plan.get("policy", "lora_rank") or 0
-    if rank and lora is None:
-        lora = LoRASettings(rank=rank, alpha=2.0 * rank)
-    elif rank and lora is not None:
-        plan.limit("policy.lora.rank", lora.rank, "policy", "lora_rank")
+    lora, planned = policy.lora, plan.get("policy", "lora")
+    if planned and lora is None:
+        lora = LoRASettings(**planned)
+    elif planned and lora is not None:
+        plan.limit("policy.lora.rank", lora.rank, "policy", "lora", "rank")
     loss = settings.loss if reference else settings.loss.model_copy(update={"measure_kl": False})
     return settings.model_copy(
         update={
@@ -129,6 +129,7 @@ def _require_same_run(plan: PlanFile, settings: GRPOSettings) -> None:
         ("policy", "tensor_parallel_size"): 1,
         ("policy", "dtype"): settings.policy.dtype,
         ("policy", "optimizer"): "adamw",
+        ("policy", "master_weights"): True,
         ("policy", "gradient_checkpointing"): settings.policy.gradient_checkpointing,
         ("generation", "with_policy"): True,
         ("generation", "dtype"): settings.policy.dtype,

@@ -9,7 +9,8 @@ import pydantic
 from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, ThreadCount, settings_of
-from gym_rm.training.reward_model_settings import Beta, LoRASettings, OptimizerSettings
+from gym_rm.lora_settings import LoRASettings
+from gym_rm.training.reward_model_settings import Beta, OptimizerSettings
 
 
 class PolicySettings(Config):

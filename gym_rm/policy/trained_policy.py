@@ -20,10 +20,10 @@ from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 from gym_rm.generation.models import open_chat_model
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.policy.token_log_probs import LogitOptions, token_log_probs
 from gym_rm.policy.turn_batches import PolicyBatch
 from gym_rm.training.adapters import Adaptable, with_adapters
-from gym_rm.training.reward_model_settings import LoRASettings
 
 DROPS = re.compile("drop|jitter")  # probabilities and noise that layers apply in training
 

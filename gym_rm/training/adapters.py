@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gym_rm.engine.loading.files import tensor_files
 from gym_rm.engine.loading.revision import revision_of
 from gym_rm.errors import ConfigError
-from gym_rm.training.reward_model_settings import LoRASettings
+from gym_rm.lora_settings import LoRASettings
 
 
 @dataclass(frozen=True)

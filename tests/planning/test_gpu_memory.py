@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning import activations
 from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
 from gym_rm.planning.hardware.devices import MIB, device_of_kind
@@ -181,11 +182,11 @@ def test_sharding_divides_weights_gradients_and_optimizer(role: Role) -> None:
 @given(
     role=st.sampled_from([Role.POLICY, Role.CRITIC, Role.REWARD_TRAINING]),
     tokens=st.integers(1, 40_000),
-    lora=st.sampled_from([0, 8]),
+    lora=st.sampled_from([None, LoRASettings(rank=8)]),
 )
-def test_gradient_checkpointing_never_needs_more_on_a_gpu(role: Role, tokens: int, lora: int) -> None:
+def test_gradient_checkpointing_never_needs_more_on_a_gpu(role: Role, tokens: int, lora: LoRASettings | None) -> None:
     with_it, without = (
-        peak(role, Choice(max_num_batched_tokens=tokens, gradient_checkpointing=each), lora_rank=lora)
+        peak(role, Choice(max_num_batched_tokens=tokens, gradient_checkpointing=each), lora=lora)
         for each in (True, False)
     )
     assert with_it <= without
@@ -203,9 +204,9 @@ def test_lora_has_gradients_and_states_of_its_adapters_only() -> None:
     full, lora = (
         {
             item.name: item.bytes
-            for item in component_memory(component(Role.CRITIC, lora_rank=rank), Choice(), work(), H100).resident
+            for item in component_memory(component(Role.CRITIC, lora=rank), Choice(), work(), H100).resident
         }
-        for rank in (0, 16)
+        for rank in (None, LoRASettings())
     )
     assert lora["weights"] == full["weights"]
     assert lora["optimizer"] < full["optimizer"] / 50

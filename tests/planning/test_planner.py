@@ -84,7 +84,7 @@ def test_a_cpu_by_another_name_has_the_memory_of_a_cpu():
 def test_sleeping_frees_nothing_on_a_cpu():
     laptop = {"cluster": {"gpu": "cpu"}, "generation": {"engine": "transformers"}}
     models = {name: {"model": "Qwen/Qwen3-0.6B", "dtype": "float32"} for name in ("policy", "rm")}
-    request = {**laptop, "policy": {**models["policy"], "lora_rank": 8}, "reward_models": {"rm": models["rm"]}}
+    request = {**laptop, "policy": {**models["policy"], "lora": {"rank": 8}}, "reward_models": {"rm": models["rm"]}}
     request["workload"] = {"num_prompts": 2, "prompt_tokens": 128, "reply_tokens": 128}
     (pool,) = plan(request).pools
     assert not any(each.sleeps for each in pool.components)
@@ -161,11 +161,11 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
 
 def test_all_wrong_settings_are_named_at_once():
     changes = ("cluster.gpus_per_nod=3", "policy.tensor_parallel_size=0", "reference=maybe", "policy.sleeps=yes",
-               "pools=foo", "policy.lora_rank=-1", "workload.turns=0", "step_seconds=0")  # fmt: skip
+               "pools=foo", "policy.lora.rank=-1", "workload.turns=0", "step_seconds=0")  # fmt: skip
     with pytest.raises(ConfigError) as error:
         plan(GRPO, overrides=changes)
     for name in ("Did you mean 'gpus_per_node'", "policy.tensor_parallel_size must be", "reference must be",
-                 "policy.sleeps must be", "pools must be", "lora_rank", "turns", "step_seconds"):  # fmt: skip
+                 "policy.sleeps must be", "pools must be", "policy.lora.rank", "turns", "step_seconds"):  # fmt: skip
         assert name in str(error.value)
 
 

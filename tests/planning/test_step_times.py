@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.hardware.devices import CPU, KINDS
 from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.model.known_models import load_shape
@@ -58,7 +59,7 @@ def test_scoring_is_within_a_tenth_of_what_aiconfigurator_predicts_for_a_prefill
 )
 def test_training_is_within_a_tenth_of_published_tokens_per_second(name, tp, fsdp, length, batch, published):
     """NVIDIA NeMo AutoModel, performance summary, DGX H100."""
-    component = model(name, Role.POLICY, "training", lora_rank=0 if "A3B" in name else 16)
+    component = model(name, Role.POLICY, "training", lora=None if "A3B" in name else LoRASettings())
     choice = Choice(
         tensor_parallel_size=tp, fsdp_size=fsdp, max_num_batched_tokens=2 * length, gradient_checkpointing=True
     )
@@ -123,7 +124,7 @@ def test_lora_and_kept_activations_are_faster():
     again = Choice(gradient_checkpointing=True)
     full = component_times(policy, again, WORK, site())[Phase.UPDATE].total
     assert component_times(policy, Choice(), WORK, site())[Phase.UPDATE].total < full
-    assert component_times(replace(policy, lora_rank=16), again, WORK, site())[Phase.UPDATE].total < full
+    assert component_times(replace(policy, lora=LoRASettings()), again, WORK, site())[Phase.UPDATE].total < full
 
 
 def test_a_small_model_waits_for_kernel_launches():

@@ -40,7 +40,7 @@ def test_the_agent_takes_sizes_of_batches_from_the_plan(grpo_plan):
 
 def test_the_agent_trains_the_adapters_of_the_plan(grpo_plan, tmp_path):
     values = yaml.safe_load(grpo_plan.read_text(encoding="utf-8"))
-    values["options"]["policy"]["lora_rank"] = 16
+    values["options"]["policy"]["lora"] = {"rank": 16}
     planned = ["policy.model=p", "env.reward_model=r"]
     (tmp_path / "plan.json").write_text(json.dumps(values), encoding="utf-8")
     settings = load_config(GRPOSettings, None, [f"plan={tmp_path}/plan.json", *planned])

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.errors import ConfigError
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy
 from gym_rm.policy.turn_batches import policy_batches
 from gym_rm.training.layouts import choose_layout, enable_checkpointing
-from gym_rm.training.reward_model_settings import LoRASettings
 from tests.policy.turns import batched_loss, difference, gradients, gsm8k_turns, plain, plain_loss, random_turns, turn
 
 TOLERANCE = 1e-5  # relative to the largest gradient

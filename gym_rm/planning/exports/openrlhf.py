@@ -25,9 +25,8 @@ def _check(parts: Parts) -> None:
     parts.refuse_usual()
     if not parts.reward_models:
         parts.refuse("the plan has no reward model; give --reward.remote_url or --train.agent_func_path yourself.")
-    if parts.critic is not None and parts.critic.lora_rank != parts.policy.lora_rank:
-        ranks = f"critic.lora_rank={parts.critic.lora_rank} and policy.lora_rank={parts.policy.lora_rank}"
-        parts.refuse(f"the plan has {ranks}; it has one for both.")
+    if parts.critic is not None and parts.critic.lora != parts.policy.lora:
+        parts.refuse("the plan has other adapters for critic.lora than for policy.lora; it has one for both.")
     _check_pools(parts)
     sizes = {each.name: each.tensor_parallel_size for each in _trained(parts)}
     if len(set(sizes.values())) > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from gym_rm.errors import ConfigError
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.plan import ComponentPlan, Plan, PoolPlan, Role
 
 Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "plan"]
@@ -234,13 +235,13 @@ def hydra(name: str, value: Any) -> str:
 
 
 def adapters(rank: str, alpha: str, *others: tuple[str, Any]) -> tuple[Row, ...]:
-    """Return the rows of LoRA adapters on all linear layers of the policy, whose factor is twice their rank."""
+    """Return the rows of LoRA adapters on all linear layers of the policy."""
 
-    def if_any(name: str, value: Callable[[int], Any]) -> Row:
-        return Row(name, "policy", lambda parts, policy: value(policy.lora_rank) if policy.lora_rank else None)
+    def if_any(name: str, value: Callable[[LoRASettings], Any]) -> Row:
+        return Row(name, "policy", lambda parts, policy: value(policy.lora) if policy.lora else None)
 
     constants = (if_any(name, lambda _, value=value: value) for name, value in others)  # type: ignore[misc]
-    return if_any(rank, lambda rank: rank), if_any(alpha, lambda rank: 2 * rank), *constants
+    return if_any(rank, lambda lora: lora.rank), if_any(alpha, lambda lora: f"{lora.alpha:g}"), *constants
 
 
 def always(value: Any) -> Callable[[Parts, Any], Any]:

@@ -12,8 +12,8 @@ _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 def _check(parts: Parts) -> None:
     parts.refuse_usual()
-    if parts.critic is not None and parts.critic.lora_rank:
-        parts.refuse(f"it trains the whole critic, the plan has critic.lora_rank={parts.critic.lora_rank}.")
+    if parts.critic is not None and parts.critic.lora:
+        parts.refuse(f"it trains the whole critic, the plan has critic.lora of rank {parts.critic.lora.rank}.")
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
         parts.refuse(
             "its trainer has policy, generation, reference and critic on the same GPUs; plan with all of them in one "

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from gym_rm.errors import ConfigError
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.exports import LIBRARIES, flags, ray_bundles
 from tests.planning.plans import apart, awake, component, gpus, plan_of, pool, reward, together, training
 
@@ -186,10 +187,17 @@ def with_policy(library, **changes):
 @pytest.mark.parametrize("rank", [0, 8, 16, 128])
 @pytest.mark.parametrize("library", list(LIBRARIES))
 def test_a_library_trains_the_policy_that_was_planned(library, rank):
-    got = values(flags(with_policy(library, lora_rank=rank, model=f"of rank {rank}"), library))
+    got = values(
+        flags(
+            with_policy(
+                library, lora=LoRASettings(rank=rank, alpha=3 * rank) if rank else None, model=f"of rank {rank}"
+            ),
+            library,
+        )
+    )
     model, *sizes, optimizer, name = OF_POLICY[library]
     assert (got[model], got[optimizer]) == (f"of rank {rank}", name)
-    assert [int(got.get(size, 0)) for size in sizes] == [rank, 2 * rank]
+    assert [int(got.get(size, 0)) for size in sizes] == [rank, 3 * rank]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "sgd"])
@@ -205,7 +213,7 @@ UNEVEN = [
     pool((reward(4),), gpus(1, 4, 4)),
 ]  # fmt: skip
 CRITIC_ADAPTERS = (
-    *training(lora_rank=16), component("critic", "critic", fsdp_size=8, lora_rank=8), reward(8)
+    *training(lora=LoRASettings()), component("critic", "critic", fsdp_size=8, lora=LoRASettings(rank=8)), reward(8)
 )  # fmt: skip
 CRITIC = pool((*training(), component("critic", "critic", fsdp_size=8), reward(8)), gpus(0, 0, 8))
 TWO = pool((*training(), reward(8), reward(8, name="second")), gpus(0, 0, 8))
@@ -228,8 +236,8 @@ TENSOR = pool(
         ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
         ("verl", together(quantization="int8"), "policy has int8 weights"),
-        ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "the plan has critic.lora_rank=8"),
-        ("openrlhf", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "critic.lora_rank=8 and policy.lora_rank=16"),
+        ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "the plan has critic.lora of rank 8"),
+        ("openrlhf", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "other adapters for critic.lora"),
         ("trl", together(), "policy stays on the GPU while others work"),
         ("trl", plan_of([8], TENSOR), "no tensor parallelism for policy"),
         ("trl", plan_of([8], CRITIC), "GRPO has no critic"),

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.exports import flags
 from tests.planning.plans import awake, component, gpus, plan_of, pool
 
@@ -13,7 +14,8 @@ from transformers import HfArgumentParser  # noqa: E402
 
 SHARDED = plan_of([4], pool((component("policy", "policy", fsdp_size=4, sleeps=False),), gpus(0, 0, 4)))
 ADAPTERS = plan_of(
-    [1], pool((component("policy", "policy", sleeps=False, lora_rank=16, optimizer="adamw_8bit"),), gpus(0, 0, 1))
+    [1],
+    pool((component("policy", "policy", sleeps=False, lora=LoRASettings(), optimizer="adamw_8bit"),), gpus(0, 0, 1)),
 )
 PLANS = [awake(1), awake(4), SHARDED, ADAPTERS]
 
