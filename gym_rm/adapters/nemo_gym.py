@@ -1,4 +1,4 @@
-"""NeMo Gym: a resources server made of a scorer or of an environment, for its `simple_agent` and `gymnasium_agent`."""
+"""NeMo Gym: a resources server made of a scorer and tools, for its `simple_agent`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from fastapi import FastAPI
-from gymnasium.error import Error
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -21,12 +20,12 @@ from gym_rm.checks import integer, one_of
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.data.responses_api import messages_of_items
+from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.envs.settings import EnvSettings, planned
-from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.tools.toolbox import Reply, Toolbox
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scorer import acquire_scorer, is_relative
-from gym_rm.scores import Score, ScoringError
+from gym_rm.scores import Score
 from gym_rm.server import native
 from gym_rm.server.app import Route, guarded_app
 from gym_rm.server.options import ServerOptions
@@ -36,8 +35,15 @@ from gym_rm.types import Message, Prompt
 
 Body: TypeAlias = dict[str, Any]
 COOKIE = "gym_rm_session"
-RESERVED = frozenset({"seed_session", "verify", "aggregate_metrics", "reset", "step", "close", "mcp"})
-OURS = ("prompts", "num_envs", "group_size", "autoreset_mode", "render_mode", "plan")
+RESERVED = frozenset({"seed_session", "verify", "aggregate_metrics", "mcp"})
+SETTINGS = {
+    "reward_model",
+    "reward_model_kwargs",
+    "tools",
+    "tool_options",
+    "max_text_length",
+    *ParallelOptions.model_fields,
+}
 
 
 def make_app(
@@ -49,8 +55,7 @@ def make_app(
 ) -> FastAPI:
     """Return a resources server of NeMo Gym, for uvicorn or as the `setup_webserver` of a class of NeMo Gym.
 
-    `/verify` scores a whole rollout, `/<tool>` calls a tool, `/reset` and `/step` run an episode of `RewardModel-v0`.
-    Requests of all sessions are scored in common calls.
+    `/verify` scores a whole rollout, `/<tool>` calls a tool. Requests of all sessions are scored in common calls.
 
     Args:
         options: key and limits of the server. Without a key it answers only to loopback addresses.
@@ -58,7 +63,8 @@ def make_app(
             repeats the rollout. `"judge_failed"` is NeMo Gym's row of this name, which its `eval` writes to a file of
             failures and repeats; NeMo RL would train on its placeholder reward of 0.0.
         max_sessions: most rollouts at the same time; a new one ends the one that was not used for longest.
-        **settings: the fields of `EnvSettings` but for the prompts, which come with the requests.
+        **settings: `reward_model`, `reward_model_kwargs`, `ParallelOptions`, `tools`, `tool_options` and
+            `max_text_length` of `RewardModel-v0`. Prompts come with the requests, and the agent runs the turns.
 
     Raises:
         ConfigError: a setting is invalid, or the scorer compares the replies of a group, which come one by one.
@@ -66,11 +72,11 @@ def make_app(
     Example:
         >>> app = make_app(reward_model={"kind": "math"})
         >>> sorted(app.state.paths)[:3]
-        ['/aggregate_metrics', '/close', '/health']
+        ['/aggregate_metrics', '/health', '/metrics']
     """
     one_of("failed_rows", failed_rows, ("error", "judge_failed"))
-    if given := [name for name in OURS if name in settings]:
-        raise ConfigError(f"{', '.join(given)} must not be set: the rows come with the requests.")
+    if given := sorted(settings.keys() & EnvSettings.model_fields.keys() - SETTINGS):
+        raise ConfigError(f"{', '.join(given)} must not be set: rows come with the requests, the agent runs the turns.")
     parsed = parse_settings(EnvSettings, settings)
     toolbox = Toolbox(parsed.tools, parsed.tool_options, parsed.max_text_length) if parsed.tools else None
     if toolbox is not None and (taken := RESERVED & toolbox.tools.keys()):
@@ -83,8 +89,7 @@ def make_app(
         )
     service = Service(scorer, options or ServerOptions())
     service.only_loopback = service.options.key is None
-    episodes = {name: each for name, each in settings.items() if name not in ("reward_model", "reward_model_kwargs")}
-    server = _Server(service, toolbox, episodes, failed_rows, integer("max_sessions", max_sessions, minimum=1))
+    server = _Server(service, toolbox, failed_rows, integer("max_sessions", max_sessions, minimum=1))
     return guarded_app(service, server.routes())
 
 
@@ -94,17 +99,13 @@ class Session:
 
     Attributes:
         prompt: its data row.
-        env: its episode; None if it began with `/seed_session`.
-        lock: of the request that changes it.
         said: the messages that are known: those of the prompt, and the calls of tools with their results.
-        last_step: id of the last request to `/step`, and the reply to it.
+        lock: of the request that changes it.
     """
 
     prompt: Prompt
-    env: RewardEnv | None = None
+    said: tuple[Message, ...]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    said: tuple[Message, ...] = ()
-    last_step: tuple[Any, Body] = (None, {})
 
 
 @dataclass(slots=True, eq=False)
@@ -113,14 +114,13 @@ class _Server:
 
     service: Service
     toolbox: Toolbox | None
-    settings: dict[str, Any]
     failed_rows: str
     max_sessions: int
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
         """Return the routes; that of the tools is the last, because it takes every name."""
-        posts = (self.seed_session, self.verify, self.aggregate_metrics, self.reset, self.step, self.close)
+        posts = (self.seed_session, self.verify, self.aggregate_metrics)
         routes: list[Route] = [("POST", f"/{post.__name__}", _handler(post)) for post in posts]
         routes += [("GET", "/reverify_mode", lambda: "stateless")]
         routes += [("GET", f"/{name}", getattr(native, name)) for name in ("health", "ready", "metrics")]
@@ -131,7 +131,12 @@ class _Server:
     async def seed_session(self, request: Request, row: Body) -> Response:
         """Start a session for the calls of tools."""
         prompt = self._prompt(row)
-        return await self._started(request, Session(prompt, said=prompt.messages), {})
+        self._end(request)
+        while len(self.sessions) >= self.max_sessions:
+            del self.sessions[next(iter(self.sessions))]
+        name = secrets.token_hex(16)
+        self.sessions[name] = Session(prompt, prompt.messages)
+        return _with_cookie(json_response({}), name)
 
     async def tool(self, request: Request, arguments: Body) -> Response:
         """Execute the call of a tool; the reply is the text that the policy reads, an error with status 422."""
@@ -153,7 +158,7 @@ class _Server:
             said.pop()  # results that the policy never saw, because the agent's limit of steps was reached
         conversation = [*prompt.messages, *(said or [Message(role="assistant", content="")])]
         (score,) = await self.service.score([conversation], request, [prompt])
-        await self._end(request.cookies.get(COOKIE))
+        self._end(request)
         if score.error is not None and self.failed_rows == "error":
             raise RequestError("failed_row", score.error)
         return json_response(row | verified(score))
@@ -171,32 +176,6 @@ class _Server:
         means = {name: statistics.fmean(values) for name, values in columns.items()}
         return json_response({"agent_metrics": means, "key_metrics": means})
 
-    async def reset(self, request: Request, row: Body) -> Response:
-        """Start an episode from a row."""
-        prompt = self._prompt(row)
-
-        def start() -> RewardEnv:
-            env = RewardEnv(prompts=[prompt], reward_model=self.service.batching, **self.settings)
-            env.reset()
-            return env
-
-        env = await run_in_threadpool(start)
-        info = {"supports_explicit_close": True, "supports_step_idempotency": True}
-        return await self._started(request, Session(prompt, env), {"observation": None, "info": info})
-
-    async def step(self, request: Request, row: Body) -> Response:
-        """Take one reply of the policy in an episode."""
-        session, request_id = self._session(request), row.get("_ng_step_request_id")
-        async with session.lock:
-            if request_id is None or session.last_step[0] != request_id:
-                session.last_step = request_id, await run_in_threadpool(_stepped, session, row)
-            return _with_cookie(json_response(session.last_step[1]), request.cookies[COOKIE])
-
-    async def close(self, request: Request, body: Body) -> Response:
-        """End a session; one that has ended is no error."""
-        await self._end(request.cookies.get(COOKIE))
-        return json_response({})
-
     def _prompt(self, row: Body) -> Prompt:
         """Return a data row as a prompt; a row without tools has those of the server."""
         kept = {name: value for name, value in row.items() if name != "response"}
@@ -208,24 +187,14 @@ class _Server:
         session = self.sessions.pop(name, None)
         if session is None:
             raise ConfigError(
-                "there is no such session; POST the row to /seed_session or /reset. If that was done, the session has "
+                "there is no such session; POST the row to /seed_session. If that was done, the session has "
                 f"ended, or there were more than max_sessions={self.max_sessions}."
             )
         self.sessions[name] = session
         return session
 
-    async def _started(self, request: Request, session: Session, content: Body) -> Response:
-        await self._end(request.cookies.get(COOKIE))
-        while len(self.sessions) >= self.max_sessions:
-            await self._end(next(iter(self.sessions)))
-        name = secrets.token_hex(16)
-        self.sessions[name] = session
-        return _with_cookie(json_response(content), name)
-
-    async def _end(self, name: str | None) -> None:
-        session = self.sessions.pop(name or "", None)
-        if session is not None and session.env is not None:
-            await run_in_threadpool(session.env.close)
+    def _end(self, request: Request) -> None:
+        self.sessions.pop(request.cookies.get(COOKIE, ""), None)
 
 
 def verified(score: Score) -> Body:
@@ -240,25 +209,6 @@ def verified(score: Score) -> Body:
     added = {"reward": score.reward, **{f"component_{name}": value for name, value in components.items()}}
     is_sum = math.isclose(sum(components.values()), score.reward, rel_tol=1e-6, abs_tol=1e-7)
     return {**added, "reward_components": components} if components and is_sum else added
-
-
-def _stepped(session: Session, row: Body) -> Body:
-    """Take a step of an episode and return the reply to `/step`."""
-    if session.env is None:
-        raise ConfigError("the session has no episode; POST the row to /reset.")
-    replies = [message for message in _reply_items(row) if message["role"] == "assistant"]
-    reply = replies[-1] if replies else Message(role="assistant", content="")
-    said, reward, terminated, truncated, _ = session.env.step(reply)
-    new = said[max(k for k, message in enumerate(said) if message["role"] == "assistant") + 1 :]
-    outputs = [{"call_id": each["tool_call_id"], "output": each["content"]} for each in new if each["role"] == "tool"]
-    texts = [message["content"] for message in new if message["role"] != "tool"]
-    return {
-        "observation": "\n\n".join(texts) or None,
-        "reward": reward,
-        "terminated": terminated,
-        "truncated": truncated,
-        "info": {"tool_outputs": outputs},
-    }
 
 
 def _reply_items(row: Body) -> list[Message]:
@@ -278,9 +228,7 @@ def _handler(answer: Callable[[Request, Body], Awaitable[Response]]) -> Callable
             if not isinstance(body, dict):
                 raise ConfigError("the body must be a JSON object.")
             return await answer(request, body)
-        except ScoringError as error:
-            raise RequestError("failed_row", error.summary) from error
-        except (GymRMError, Error, ValueError, OverflowError) as error:
+        except (GymRMError, ValueError, OverflowError) as error:
             raise RequestError("invalid_request", str(error)) from error
 
     return handle

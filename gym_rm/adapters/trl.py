@@ -1,4 +1,4 @@
-"""TRL: a scorer as one of `reward_funcs`, a rollout function that steps the environment, and `reward_funcs` as scorers.
+"""TRL: a scorer as one of `reward_funcs`, and a rollout function that steps the environment.
 
 The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
 """
@@ -27,7 +27,6 @@ from gym_rm.envs.state import Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
-from gym_rm.scorers.function import FunctionScorer, adapt
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
@@ -268,40 +267,3 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
 
 def _key(messages: Conversation) -> str:
     return json.dumps([[message["role"], message["content"]] for message in messages])
-
-
-def scorer_of(reward_func: Callable[..., Any], *, messages: bool = True, **limits: Any) -> FunctionScorer:
-    """Return a reward function that was written for TRL as a scorer.
-
-    It is called as `reward_func(prompts=..., completions=..., **columns)` for all rows at once. The columns are the
-    fields of the data rows (`Prompt.metadata`); their `answer` is also the column `solution`, which TRL's own functions
-    read. There is no `completion_ids`, `trainer_state`, `log_extra` or `log_metric`.
-
-    Args:
-        reward_func: a function, or one that is `async def`.
-        messages: whether it takes messages, as for a conversational data set of TRL. If not, it takes texts, and a
-            prompt must be one message and its reply another.
-        **limits: see `FunctionScorer`.
-
-    Example:
-        >>> def length(completions, **columns):
-        ...     return [float(len(completion[0]["content"])) for completion in completions]
-        >>> scorer_of(length).score([[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]])
-        Scores(rewards=[5])
-    """
-
-    def arguments(
-        conversations: Sequence[Conversation], prompts: Sequence[Prompt | None] | None = None
-    ) -> dict[str, Any]:
-        given: dict[str, list[Any]] = {"prompts": [], "completions": []}
-        rows = [None] * len(conversations) if prompts is None else prompts
-        for conversation, row in zip(conversations, rows, strict=True):
-            start = len(conversation) - 1 if row is None else len(row.messages)
-            for name, side in (("prompts", conversation[:start]), ("completions", conversation[start:])):
-                if not messages and len(side) != 1:
-                    raise ConfigError(f"{reward_func} takes texts, so a row must be one message and one reply to it.")
-                given[name].append(side if messages else side[0]["content"])
-        fields = [{} if row is None else {"answer": row.answer, "solution": row.answer, **row.metadata} for row in rows]
-        return {**{name: [each.get(name) for each in fields] for each in fields for name in each}, **given}
-
-    return adapt(reward_func, arguments, **limits)

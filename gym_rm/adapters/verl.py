@@ -1,4 +1,4 @@
-"""verl: a reward function, a reward manager, and reward functions of verl as scorers.
+"""verl: a reward function and a reward manager.
 
 verl does not pass the prompt to reward functions, so these functions read it from `extra_info`. The manager reads the
 messages that verl's data set stores in `raw_prompt`. The `ground_truth` becomes the prompt's `answer`, for verifiers.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.data.messages import join_reply
@@ -20,8 +20,6 @@ from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.errors import ConfigError
-from gym_rm.scorers.function import FunctionScorer, adapt
-from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
 Result = dict[str, Any]
@@ -157,43 +155,3 @@ async def _score(scorer: MicroBatchingScorer, conversation: Conversation, prompt
         "step_rewards": json.dumps(steps[0]),
         "step_ends": json.dumps(steps[1]),
     }
-
-
-def scorer_of(compute_score: Callable[..., Any], **limits: Any) -> FunctionScorer:
-    """Return a reward function that was written for verl as a scorer.
-
-    It is called as `compute_score(data_source=..., solution_str=..., ground_truth=..., extra_info=...)` for each row,
-    with the fields of the data row; `ground_truth` may be in its field `reward_model`, and is else its `answer`. If it
-    returns a dict, `"score"` is the reward and other numbers are components. A row without a ground truth has an error.
-
-    Args:
-        compute_score: a function, or one that is `async def`.
-        **limits: see `FunctionScorer`.
-
-    Example:
-        >>> def same(data_source, solution_str, ground_truth, extra_info=None):
-        ...     return {"score": float(solution_str == ground_truth), "length": len(solution_str)}
-        >>> prompt = Prompt(({"role": "user", "content": "2 + 2?"},), "p0", answer="4")
-        >>> scorer_of(same).score([[*prompt.messages, {"role": "assistant", "content": "4"}]], [prompt])
-        Scores(rewards=[1], components=['length'])
-    """
-
-    def arguments(conversation: Conversation, prompt: Prompt) -> dict[str, Any]:
-        row = prompt.metadata
-        truth = {"ground_truth": prompt.answer, **(row.get("reward_model") or {}), **row}["ground_truth"]
-        if truth is None:
-            raise ConfigError("the data row has no ground truth; it is its field 'ground_truth' or 'answer'.")
-        return {
-            "data_source": row.get("data_source"),
-            "solution_str": conversation[-1]["content"],
-            "ground_truth": truth,
-            "extra_info": row.get("extra_info", row),
-        }
-
-    def read(result: Any) -> Any:
-        if not isinstance(result, Mapping):
-            return result
-        others = {name: [float(each)] for name, each in result.items() if isinstance(each, int | float)}
-        return Scores.from_rewards([result["score"]], components={k: v for k, v in others.items() if k != "score"})
-
-    return adapt(compute_score, arguments, read, **limits)

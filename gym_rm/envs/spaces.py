@@ -2,7 +2,7 @@
 
 Gymnasium's `Text` stores a list of its characters, and all of Unicode is too large for that. Its `Sequence` does not
 accept lists, which every chat library uses for messages. The functions that Gymnasium dispatches by the type of a
-space (batching, flattening, shared memory) are registered at the end of the file.
+space (batching, shared memory) are registered at the end of the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.spaces.utils import flatdim, flatten, flatten_space, is_space_dtype_shape_equiv, unflatten
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_empty_array
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.wrappers.utils import create_zero_array
@@ -29,8 +29,6 @@ MAX_LENGTH = 2**20
 
 MAX_ROLE_LENGTH = 64
 LONGEST_SAMPLE = 32
-LAST_CODE_POINT = 0x10FFFF
-PADDING = -1
 
 SAMPLED_ROLES = ("system", "user", "assistant", "tool")
 # ASCII, accented Latin, Greek, Cyrillic, Chinese and emoji: one to four bytes per character in UTF-8.
@@ -65,7 +63,7 @@ class UnicodeText(spaces.Space[str]):
     """Strings of Unicode text, at most `max_length` characters long.
 
     All characters are valid, including NUL and control characters. A lone surrogate is invalid, because UTF-8 cannot
-    encode it. A flattened text is an int32 array of its code points `[max_length]`, padded with -1.
+    encode it. Texts cannot be flattened: use the numeric views (`RewardModelTokens-v0`) where numbers are needed.
 
     Args:
         max_length: maximum number of characters (code points).
@@ -87,8 +85,8 @@ class UnicodeText(spaces.Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """True: a text is flattened to its padded code points."""
-        return True
+        """False: a text of any length is no array."""
+        return False
 
     def sample(self, mask: object = None, probability: object = None) -> str:
         """Return a random text of up to 32 characters, or of `min_length` characters if that is more."""
@@ -122,7 +120,7 @@ class UnicodeText(spaces.Space[str]):
 class ReplySpace(UnicodeText):
     """Replies of a policy: a text, or an assistant message with `content`, `tool_calls` and `reasoning_content`.
 
-    Arguments of calls are mappings, or texts. Ids may be left out. Only texts can be flattened.
+    Arguments of calls are mappings, or texts. Ids may be left out.
 
     Args:
         max_length: maximum characters of the text, and of the JSON of the other fields.
@@ -183,7 +181,7 @@ def message_fault(message: Any, max_length: int) -> str:
     if unknown := message.keys() - Message.__annotations__.keys():
         known = list(Message.__annotations__)
         return f"expected no other fields of a message than {known}, got {sorted(map(str, unknown))!r:.100}"
-    others = _other_fields(message)
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
     if fault := json_fault(others):
         return f"a message with the fields {sorted(others)} {fault}"
     for name, value in others.items():
@@ -195,7 +193,7 @@ def message_fault(message: Any, max_length: int) -> str:
             "'tool_calls' of a message: expected a list of {'type': 'function', 'id': ..., 'function': {'name': ..., "
             f"'arguments': {{...}}}}}}, got {calls!r:.200}"
         )
-    length = len(_as_json(others))
+    length = len(json.dumps(others, ensure_ascii=False))
     return "" if length <= max_length else f"expected at most {max_length} characters of tool calls, got {length}"
 
 
@@ -207,19 +205,10 @@ def _is_call(call: Any) -> bool:
     return False
 
 
-def _other_fields(message: Any) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if name not in ("role", "content")}
-
-
-def _as_json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False) if fields else ""
-
-
 class ConversationSpace(spaces.Sequence):
     """Conversations: lists of `{"role": ..., "content": ...}` messages, which may have the other fields of `Message`.
 
-    A tuple of messages is also a member. Samples are lists. A flattened message has three texts: role, content and the
-    JSON of its other fields.
+    A tuple of messages is also a member. Samples are lists.
 
     Args:
         max_length: maximum characters of the content of a message, and of the JSON of its other fields.
@@ -234,7 +223,7 @@ class ConversationSpace(spaces.Sequence):
     def __init__(self, max_length: int = MAX_LENGTH, *, seed: Seed = None) -> None:
         self.content_space = UnicodeText(max_length)
         texts = {"role": UnicodeText(MAX_ROLE_LENGTH, min_length=1), "content": self.content_space}
-        super().__init__(spaces.Dict({**texts, "fields": UnicodeText(max_length)}), seed=seed)
+        super().__init__(spaces.Dict(texts), seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
         """Return a random conversation of at least one message, four on average."""
@@ -279,23 +268,6 @@ def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[A
     return spaces.Tuple(copies, seed=copy.deepcopy(space.np_random))
 
 
-def _text_to_code_points(space: UnicodeText, x: str) -> NDArray[np.int32]:
-    if not isinstance(x, str):
-        raise ValueError(f"only replies that are texts can be flattened, got {x!r:.100}.")
-    points = np.full(space.max_length, PADDING, dtype=np.int32)
-    points[: len(x)] = np.frombuffer(x.encode("utf-32-le"), dtype="<i4")
-    return points
-
-
-def _to_texts(message: Any) -> dict[str, str]:
-    """Return the three texts of a message, as they are flattened."""
-    return {"role": message["role"], "content": message["content"], "fields": _as_json(_other_fields(message))}
-
-
-def _from_texts(texts: Any) -> dict[str, Any]:
-    return {"role": texts["role"], "content": texts["content"], **(json.loads(texts["fields"] or "{}"))}
-
-
 for _space in (UnicodeText, ReplySpace, ConversationSpace):
     batch_space.register(_space, _batch)
     # This function is looked up by exact type, so the one registered for `Sequence` is not used.
@@ -310,18 +282,6 @@ create_zero_array.register(ConversationSpace, lambda space: [])
 create_shared_memory.register(UnicodeText, create_shared_memory.dispatch(spaces.Sequence))  # which refuses
 is_space_dtype_shape_equiv.register(
     UnicodeText, lambda one, other: isinstance(other, UnicodeText) and one.max_length == other.max_length
-)
-flatdim.register(UnicodeText, lambda space: space.max_length)
-flatten_space.register(
-    UnicodeText, lambda space: spaces.Box(low=PADDING, high=LAST_CODE_POINT, shape=(space.max_length,), dtype=np.int32)
-)
-flatten.register(UnicodeText, _text_to_code_points)
-unflatten.register(UnicodeText, lambda space, x: str(x[x != PADDING].astype("<i4").tobytes(), "utf-32-le"))
-flatten.register(
-    ConversationSpace, lambda space, x: tuple(flatten(space.feature_space, _to_texts(message)) for message in x)
-)
-unflatten.register(
-    ConversationSpace, lambda space, x: [_from_texts(unflatten(space.feature_space, each)) for each in x]
 )
 # `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 

@@ -189,29 +189,6 @@ def is_async(function: Any) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
-def adapt(
-    function: Callable[..., Any],
-    arguments: Callable[..., Mapping[str, Any]],
-    read: Callable[[Any], Any] = lambda result: result,
-    **limits: Any,
-) -> FunctionScorer:
-    """Return a scorer of a function that was written for something else; it may be `async def`.
-
-    `arguments` makes its keywords of what a function of `FunctionScorer` takes, `read` the numbers or `Scores` of what
-    it returns.
-    """
-
-    def call(*given: Any, **named: Any) -> Any:
-        return read(function(**arguments(*given, **named)))
-
-    async def awaited(*given: Any, **named: Any) -> Any:
-        return read(await function(**arguments(*given, **named)))
-
-    chosen: Any = functools.update_wrapper(awaited if is_async(function) else call, _code_of(function), updated=())
-    chosen.__signature__ = inspect.signature(arguments)
-    return FunctionScorer(chosen, **limits)
-
-
 def _caught(call: Callable[[], Any]) -> Any:
     try:
         return call()

@@ -1,5 +1,4 @@
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -109,56 +108,14 @@ def test_calls_of_tools_are_answered_with_the_text_that_the_policy_reads():
     assert outside.status_code == after.status_code == 422
 
 
-def test_an_episode_of_the_environment():
-    row, executed = ROW | {"user_turns": ["Sure?"]}, []
-
-    def multiply(a: int, b: int) -> int:
-        """Multiply two numbers."""
-        executed.append((a, b))
-        return a * b
-
-    with client_of(tools=[multiply], reward_on="end") as client:
-        begun = client.post("/reset", json=row).json()
-        calls = [call("c1", '{"a": 6, "b": 7}'), call("c2", "{a")]
-        first = client.post("/step", json=reply(*calls) | {"_ng_step_request_id": "1"}).json()
-        repeated = client.post("/step", json=reply(*calls) | {"_ng_step_request_id": "1"}).json()
-        second = client.post("/step", json=reply(message("It is 42."))).json()
-        last = client.post("/step", json=reply(message("Yes, 42."))).json()
-        over = client.post("/step", json=reply(message("42")))
-        closed = client.post("/close", json={})
-        gone = client.post("/step", json=reply(message("42")))
-    assert begun["info"] == {"supports_explicit_close": True, "supports_step_idempotency": True}
-    outputs = {each["call_id"]: each["output"] for each in first["info"]["tool_outputs"]}
-    assert outputs["c1"] == "42"
-    assert "invalid arguments" in outputs["c2"]
-    assert first == repeated
-    assert executed == [(6, 7)]
-    assert (second["observation"], second["reward"], second["terminated"]) == ("Sure?", 0.0, False)
-    assert (last["observation"], last["reward"], last["terminated"]) == (None, 1.0, True)
-    assert (over.status_code, closed.status_code, gone.status_code) == (422, 200, 422)
-
-
 def test_a_session_too_many_ends_the_one_that_was_not_used_for_longest():
-    with client_of(max_sessions=2) as client:
+    with client_of(max_sessions=2, tools=[multiply]) as client:
         others = [testclient.TestClient(client.app, base_url="http://127.0.0.1") for _ in range(2)]
         for one in (client, others[0], client, others[1]):  # the second request of a client starts its session anew
-            assert one.post("/reset", json=ROW).status_code == 200
-        answers = [one.post("/step", json=reply(message("42"))) for one in (client, *others)]
+            assert one.post("/seed_session", json=ROW).status_code == 200
+        answers = [one.post("/multiply", json={"a": 6, "b": 7}) for one in (client, *others)]
     assert [answer.status_code for answer in answers] == [200, 422, 200]
     assert "max_sessions=2" in answers[1].json()["error"]["message"]
-
-
-def test_episodes_of_different_sessions_are_scored_in_common_calls():
-    recorder = RecordingScorer()
-    with client_of(reward_model=recorder, options=ServerOptions(max_wait=0.3)) as client:
-        recorder.calls.clear()
-        clients = [testclient.TestClient(client.app, base_url="http://127.0.0.1") for _ in range(8)]
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda one: one.post("/reset", json=ROW), clients))
-            steps = list(pool.map(lambda one: one.post("/step", json=reply(message("42"))), clients))
-    assert all(step.status_code == 200 for step in steps)
-    assert sum(map(len, recorder.calls)) == 8
-    assert len(recorder.calls) < 8
 
 
 def test_metrics_leave_out_rows_that_failed():
@@ -180,9 +137,8 @@ def test_metrics_leave_out_rows_that_failed():
         ("/verify", b'{"responses_create_params": {"input": "Hi"}, "response": {"output": [{"type": "x"}]}}'),
         ("/verify", b'{"responses_create_params": {"input": "Hi", "tools": 7}, "response": {"output": []}}'),
         ("/seed_session", b'{"responses_create_params": {"input": [{"role": "user", "content": [7]}]}}'),
-        ("/reset", b'{"responses_create_params": {"input": []}}'),
-        ("/reset", b'{"responses_create_params": {"input": "\\ud800"}}'),
-        ("/step", b"{}"),
+        ("/seed_session", b'{"responses_create_params": {"input": []}}'),
+        ("/seed_session", b'{"responses_create_params": {"input": "\\ud800"}}'),
         ("/aggregate_metrics", b'{"verify_responses": [7]}'),
         ("/aggregate_metrics", b'{"verify_responses": [{"reward": 1' + b"0" * 400 + b"}]}"),
         ("/aggregate_metrics", b'{"verify_responses": [{"reward": 1e999}]}'),
@@ -211,6 +167,12 @@ def test_what_cannot_be_served_is_refused_at_the_start():
     class Ranks(Parts):
         relative = True
 
-    for settings in ({"reward_model": Ranks()}, {"prompts": ["Hi"]}, {"tool": []}, {"failed_rows": "zero"}):
+    for settings in (
+        {"reward_model": Ranks()},
+        {"prompts": ["Hi"]},
+        {"max_turns": 2},
+        {"tool": []},
+        {"failed_rows": "zero"},
+    ):
         with pytest.raises(ConfigError):
             make_app(**settings)

@@ -7,7 +7,7 @@ import torch
 from recording import RecordingScorer, chat, rating_steps
 
 from gym_rm import ConfigError, Prompt, ScoringError
-from gym_rm.adapters.trl import EnvironmentRollout, RewardModelReward, scorer_of
+from gym_rm.adapters.trl import EnvironmentRollout, RewardModelReward
 from gym_rm.data.prompts import load_prompts
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -363,46 +363,3 @@ def test_training_raises_the_reward(make_trainer, embedded_scorer, kind):
     trainer.train()
     rewards = logged(trainer, MEAN_REWARD[kind])
     assert np.mean(rewards[-6:]) > np.mean(rewards[:3]) + 0.2
-
-
-# --- functions for TRL as scorers
-
-RIGHT = [Prompt(({"role": "user", "content": "1/3?"},), f"p{k}", answer=r"\frac{1}{3}") for k in range(2)]
-WORKED = [
-    [
-        *RIGHT[0].messages,
-        {"role": "assistant", "content": rf"<think>\nHm\n</think>\nMy answer is \boxed{{\frac{{1}}{{{k}}}}}"},
-    ]
-    for k in (3, 2)
-]
-
-
-def test_trls_own_functions_are_scorers():
-    from trl.rewards import accuracy_reward, think_format_reward
-
-    scorer = scorer_of(accuracy_reward)
-    assert scorer.score(WORKED, RIGHT).rewards.tolist() == [1, 0]
-    assert scorer.score([], []).provenance.model.endswith(":accuracy_reward")
-    envs = gym.make_vec("Mixed-v0", 2, scorers={"right": scorer, "form": scorer_of(think_format_reward)}, prompts=RIGHT)
-    envs.reset(seed=0)
-    assert envs.step([WORKED[0][-1]["content"], "no"])[1].tolist() == [2, 0]
-
-
-def test_an_async_function_gets_columns_and_all_messages_after_the_prompt():
-    async def seen(prompts, completions, level, **columns):
-        assert not columns.keys() & {"completion_ids", "trainer_state"}
-        return [float(len(p) * 100 + len(c) * 10 + k) for p, c, k in zip(prompts, completions, level, strict=True)]
-
-    prompt = Prompt(RIGHT[0].messages, "p", metadata={"level": 3})
-    more = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
-    assert scorer_of(seen).score([WORKED[0] + more], [prompt]).rewards.tolist() == [133]
-
-
-def test_a_function_of_texts_gets_texts():
-    def length(prompts, completions, **columns):
-        return [float(len(prompt + text)) for prompt, text in zip(prompts, completions, strict=True)]
-
-    scorer = scorer_of(length, messages=False)
-    assert scorer.score([chat("ab", "cde")]).rewards.tolist() == [5]
-    with pytest.raises(ConfigError, match="one message and one reply"):
-        scorer.score([chat("ab", "cde", "f")])

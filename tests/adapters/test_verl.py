@@ -7,8 +7,8 @@ import torch
 from recording import NO_ANSWERS, chat, merged, rating_steps
 from transformers import AutoTokenizer
 
-from gym_rm import ConfigError, ScoringError, load_prompts
-from gym_rm.adapters.verl import RewardModelManager, compute_score, scorer_of
+from gym_rm import ConfigError, ScoringError
+from gym_rm.adapters.verl import RewardModelManager, compute_score
 
 QUESTION = "How much is 90 - 50?"
 REPLIES = ["It is 40.", "no", "It is thirty-seven."]
@@ -260,33 +260,3 @@ def test_verl_passes_the_ground_truth_to_a_verifier(make_real_batch, tokenizer):
     manager = {"source": "importlib", "name": "RewardModelManager", "module": {"path": "pkg://gym_rm.adapters.verl"}}
     config = verl_config(reward_manager=manager, reward_kwargs=verifier)
     assert rewards_of_loaded_manager(config, tokenizer, batch) == [1.0, 1.0, 0.0]
-
-
-# --- functions for verl as scorers
-
-
-def graded(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": float(ground_truth in solution_str), "length": len(solution_str), "said": solution_str}
-
-
-async def matches(data_source, solution_str, ground_truth, extra_info):
-    return float(ground_truth in solution_str) + extra_info["index"]
-
-
-def test_a_function_for_verl_is_a_scorer_of_rows_as_verl_stores_them():
-    row = {"data_source": "x", "reward_model": {"style": "rule", "ground_truth": "40"}, "extra_info": {"index": 7}}
-    prompts = load_prompts([{"prompt": QUESTION, **row}, {"prompt": QUESTION, "answer": 40, "index": 1}])
-    replies = [chat(QUESTION, "It is 40."), chat(QUESTION, "no")]
-    scores = scorer_of(graded).score(replies, prompts)
-    assert (scores.rewards.tolist(), scores.components["length"].tolist()) == ([1, 0], [9, 2])
-    assert set(scores.components) == {"length"}
-    assert scores.provenance.model.endswith(":graded")
-    assert scorer_of(matches, timeout=5.0).score(replies, prompts).rewards.tolist() == [8, 1]
-
-
-def test_a_row_without_a_ground_truth_or_a_score_has_an_error():
-    prompts = load_prompts([{"prompt": QUESTION}, {"prompt": QUESTION, "answer": "4"}])
-    with pytest.raises(ScoringError) as caught:
-        scorer_of(lambda **row: {"acc": 1.0}).score([chat(QUESTION, "4")] * 2, prompts)
-    assert "no ground truth" in caught.value.scores.errors[0]
-    assert caught.value.scores.errors[1] == "KeyError: 'score'"

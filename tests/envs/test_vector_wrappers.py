@@ -67,11 +67,8 @@ def test_dict_info_to_list(mode):
     assert info["components"] == {"length": 8.0, "half": 4.0}
 
 
-def test_observations_can_be_transformed_and_flattened():
+def test_observations_can_be_transformed():
     envs = make(2, autoreset_mode="NextStep", max_text_length=64)
-    flat = vector_wrappers.FlattenObservation(envs)
-    observations, _ = flat.reset(seed=0)
-    assert observations in flat.observation_space
     box = gym.spaces.Box(0, np.inf, (1,))
     lengths = vector_wrappers.VectorizeTransformObservation(
         envs, gym.wrappers.TransformObservation, func=lambda c: np.array([len(c)], np.float32), observation_space=box

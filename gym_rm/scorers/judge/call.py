@@ -23,10 +23,8 @@ from gym_rm.scorers.judge.comparisons import (
     Comparisons,
     Order,
     Tally,
-    aligned,
     judged,
     pairs_of,
-    parts_of,
     rows_by_ask,
     shuffled,
 )
@@ -103,7 +101,6 @@ class JudgeCall:
         self._judging, self._prompts = judging, prompts
         self._rows = [self._row(*each) for each in zip(conversations, prompts, strict=True)]
         self._by_seed: dict[int, Ask] = {}
-        self._groups: list[tuple[list[Case], list[list[int]], list[tuple[int, ...]]]] = []  # of listwise
         self._ties: dict[int, float] = {}
         match judging.mode:
             case "pairwise" if not judging.in_groups:
@@ -129,15 +126,16 @@ class JudgeCall:
     def scores(self) -> Scores:
         """Return the scores of all rows."""
         judging = self._judging
-        if judging.mode == "listwise":
-            self._reward_lists()
         for number in self._judged_rows():
             row = self._rows[number]
             match judging.mode:
                 case "pairwise":
                     self._reward_comparisons(number)
                 case "listwise":
-                    pass
+                    (case, place), *_ = row.cases
+                    found = judged(case, choices=False)
+                    row.reward = math.nan if found is None else float(found.values[:, place].mean())
+                    row.error = case.error if found is None else None
                 case _:
                     row.error = next((error for case, _ in row.cases if (error := case.error) is not None), None)
                     if row.error is None and judging.mode == "rubric":
@@ -231,7 +229,7 @@ class JudgeCall:
             self._case([rows, ()], before, [reply, baseline], orders=judging.orders)
 
     def _group(self, group: list[int]) -> None:
-        """Compare the replies of a group, or grade them in parts."""
+        """Compare the replies of a group, or grade them in one question."""
         judging, first = self._judging, group[0]
         before = shared_beginning([self._conversation(row) for row in group], self._prompts[first])
         different: dict[str, list[int]] = {}
@@ -242,10 +240,11 @@ class JudgeCall:
         texts, rows = list(different), [tuple(each) for each in different.values()]
         replies = [self._conversation(each[0])[len(before) :] for each in rows]
         if judging.mode == "listwise":
-            options = judging.options
-            parts = parts_of(len(rows), most=options.list_size, overlap=options.list_overlap)
-            found = [self._case([rows[k] for k in part], before, [replies[k] for k in part]) for part in parts]
-            self._groups.append(([case for case in found if case is not None], parts, rows))
+            if len(rows) > (most := judging.options.list_size):
+                for row in group:
+                    self._rows[row].error = f"the group has {len(rows)} different replies, more than list_size={most}"
+            else:
+                self._case(rows, before, replies)
         elif judging.comparisons == "reference":
             for each, reply in zip(rows, replies, strict=True):
                 self._with_reference(each, before, reply)
@@ -300,19 +299,6 @@ class JudgeCall:
                 "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
                 "counts them, and min_comparisons= says how many a reply needs."
             )
-
-    def _reward_lists(self) -> None:
-        for cases, parts, rows in self._groups:
-            found = [judged(case, choices=False) for case in cases]
-            if len(cases) < len(parts):
-                continue  # its rows have an error
-            means = [None if each is None else each.values.mean(axis=0) for each in found]
-            scores = aligned(list(zip(parts, means, strict=True)), len(rows))
-            error = next((case.error for case in cases if case.error is not None), None)
-            for each, score in zip(rows, scores.tolist(), strict=True):
-                for row in each:
-                    self._rows[row].reward = score
-                    self._rows[row].error = None if math.isfinite(score) else error
 
     def _reward_rubric(self, number: int) -> None:
         row, criteria, values = self._rows[number], list[Criterion](), list[float]()

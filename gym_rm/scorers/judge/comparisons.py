@@ -112,42 +112,6 @@ def pairs_of(how: Comparisons, texts: Sequence[str]) -> list[tuple[int, int]]:
             return [(number, chosen) for number in range(size) if number != chosen]
 
 
-def parts_of(size: int, *, most: int, overlap: int) -> list[list[int]]:
-    """Return parts of at most `most` of `size` replies; each shares `overlap` of them with the one before.
-
-    Example:
-        >>> parts_of(6, most=4, overlap=2)
-        [[0, 1, 2, 3], [2, 3, 4, 5]]
-    """
-    starts = range(0, max(1, size - overlap), most - overlap)
-    return [list(range(max(0, min(start, size - most)), min(start + most, size))) for start in starts]
-
-
-def aligned(parts: Sequence[tuple[Sequence[int], Array | None]], size: int) -> Array:
-    """Return the scores of a group `[size]` from those of its parts, NaN where there is none.
-
-    A judge gives the same reply different scores beside other replies. So each part is shifted such that the replies
-    that it shares with earlier parts have the same mean there and here. A reply in several parts has the mean.
-
-    Args:
-        parts: the numbers of the replies in each part, and their scores; None if the part has no verdict.
-        size: number of replies.
-    """
-    totals, counts = np.zeros(size), np.zeros(size)
-    for numbers, values in parts:
-        if values is None:
-            continue
-        index = np.array(numbers)
-        known = counts[index] > 0
-        if counts.any() and not known.any():
-            continue  # the part before has no verdict: nothing says where this one lies
-        shift = (totals[index][known] / counts[index][known] - values[known]).mean() if known.any() else 0.0
-        totals[index] += values + shift
-        counts[index] += 1
-    with np.errstate(invalid="ignore"):
-        return np.asarray(totals / counts)
-
-
 def shuffled(size: int, seed: int) -> Order:
     """Return an order of replies that depends on the seed alone."""
     return tuple(np.random.default_rng(seed).permutation(size).tolist())

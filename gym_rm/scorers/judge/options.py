@@ -40,10 +40,8 @@ class JudgeOptions(JudgedOptions):
     `all_pairs` and `against="reference"`, no with the others."""
     min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
     """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error."""
-    list_size: PositiveInt = 8
-    """Most replies in a question of `listwise`; a longer group is judged in parts."""
-    list_overlap: PositiveInt = 2
-    """Replies that a part shares with the one before it, which bring both on one scale."""
+    list_size: PositiveInt = 16
+    """Most different replies in a question of `listwise`; the rows of a longer group are errors."""
     criteria: Literal["each", "together"] = "each"
     """Whether each criterion is a question of its own, or all of a reply are one question, which costs less."""
     aggregation: Aggregation = "positive"
@@ -73,8 +71,6 @@ class JudgeOptions(JudgedOptions):
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
         if self.against == "reference" and self.comparisons is not None:
             raise ValueError("comparisons is for against='group'; against='reference' has one comparison")
-        if self.list_overlap >= self.list_size:
-            raise ValueError(f"list_overlap={self.list_overlap} must be below list_size={self.list_size}")
         if self.style is not None and self.scale is not None:
             raise ValueError("a style has a scale of its own; leave scale out")
         if self.style is not None and not isinstance(self.rubric, str | None):

@@ -29,7 +29,6 @@ EFFECTIVE: dict[str, tuple[Mode, ...]] = {
     "both_orders": ("pairwise",),
     "min_comparisons": ("pairwise",),
     "list_size": ("listwise",),
-    "list_overlap": ("listwise",),
     "criteria": ("rubric",),
     "aggregation": ("rubric",),
     "scale": ("score", "listwise"),
@@ -133,7 +132,7 @@ class JudgeScorer(NeverCopied):
                 own |= {"against": "group" if judging.in_groups else "reference", "comparisons": judging.comparisons}
                 own |= {"orders": len(judging.orders), "min_comparisons": options.min_comparisons}
             case "listwise":
-                names += ["list_size", "list_overlap"]
+                names += ["list_size"]
             case "rubric":
                 names += ["criteria", "aggregation"]
                 own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"

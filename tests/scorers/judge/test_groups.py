@@ -7,8 +7,6 @@ import re
 import numpy as np
 import pytest
 from conftest import assistant, user
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gym_rm import ConfigError, Prompt
 from gym_rm.adapters.trl import RewardModelReward
@@ -16,7 +14,7 @@ from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
-from gym_rm.scorers.judge.comparisons import aligned, pairs_of, parts_of
+from gym_rm.scorers.judge.comparisons import pairs_of
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.scorers.judge.test_scorer import ask
 
@@ -177,13 +175,12 @@ def test_a_list_is_graded_in_one_question_in_an_order_of_its_own():
     assert scores.rewards.tolist() == [1.0, 3.0, 2.0, 1.0]
 
 
-def test_a_long_group_is_graded_in_overlapping_parts_on_one_scale():
-    model = Lister()
-    replies = ["x" * length for length in (5, 1, 4, 2, 3, 7, 6, 9, 8)]
-    scores = JudgeScorer(model, mode="listwise", list_size=4, list_overlap=2).score(ask(*replies))
-    assert len(model.conversations) == 4
-    lengths = np.array([len(reply) for reply in replies])
-    assert (scores.rewards - lengths == scores.rewards[0] - lengths[0]).all()
+def test_a_group_with_too_many_different_replies_is_an_error():
+    judge = JudgeScorer(Lister(), mode="listwise", list_size=2)
+    scores = try_score(judge, ask("a", "bb", "ccc") + ask("a", "a", "bb", question="3 + 3?"))
+    assert scores.failed_rows == (0, 1, 2)
+    assert "3 different replies, more than list_size=2" in scores.errors[0]
+    assert scores.rewards[3:].tolist() == [1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "leave_one_out"])
@@ -226,25 +223,11 @@ def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
         ({"style": "polar"}, "load_scorer"),
         ({"style": None, "comparisons": "square"}, "comparisons"),
         ({"style": None, "against": "reference", "comparisons": "circular"}, "against='group'"),
-        ({"style": None, "mode": "listwise", "list_size": 2}, "list_overlap=2 must be below"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, reason):
     with pytest.raises(ConfigError, match=re.escape(reason)):
         JudgeScorer("no-such-folder", **options)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.integers(2, 6), st.data())
-def test_parts_cover_a_group_and_alignment_finds_a_common_scale(size, most, data):
-    overlap = data.draw(st.integers(1, most - 1))
-    parts = parts_of(size, most=most, overlap=overlap)
-    assert {number for part in parts for number in part} == set(range(size))
-    assert max(map(len, parts)) <= most
-    truth = np.array(data.draw(st.lists(st.floats(-5, 5), min_size=size, max_size=size)))
-    shifted = [(part, truth[part] + data.draw(st.floats(-5, 5))) for part in parts]
-    found = aligned(shifted, size)
-    np.testing.assert_allclose(found - found[0], truth - truth[0], atol=1e-9)
 
 
 def test_a_circle_of_two_has_both_orders_and_of_one_has_none():
