@@ -12,10 +12,9 @@ import pytest
 
 from gym_rm.config import load_config
 from gym_rm.policy.grpo_settings import GRPOSettings
-from scripts.make_grpo_docs import PAGE
 
 ROOT = Path(__file__).parents[2]
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()]
 LAUNCHES = [line for line in COMMANDS if "agents/grpo.py" in line]
 TINY = [

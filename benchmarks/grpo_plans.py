@@ -1,23 +1,26 @@
-"""Write the table of docs/grpo.md again: the memory of the runs in configs/grpo.
+"""The memory that the planner says the runs in configs/grpo need.
 
-python scripts/make_grpo_docs.py
+python benchmarks/grpo_plans.py --save grpo_plans
 """
 
 from __future__ import annotations
 
-import re
+import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import results
 from gym_rm.config import load_config
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import GIB
 from gym_rm.policy.grpo_settings import GRPOSettings
-from gym_rm.reports.plan_tables import tightest_of
 
 ROOT = Path(__file__).parents[1]
-CONFIGS, PAGE = ROOT / "configs" / "grpo", ROOT / "docs" / "grpo.md"
+CONFIGS = ROOT / "configs" / "grpo"
 CLUSTERS: dict[str, dict[str, Any]] = {
     "qwen3_0.6b_16gb": {"gpu": {"like": "rtx_4090", "memory": "16 GiB"}},
     "gsm8k_1b_1gpu": {"gpu": "h100_sxm"},
@@ -64,31 +67,19 @@ def planned(name: str) -> Plan:
     return plan(request_of(load_config(GRPOSettings, CONFIGS / f"{name}.yaml"), CLUSTERS[name]))
 
 
-def memory_table() -> str:
-    """Return the table of the planned memory."""
-    lines = ["| config | GPUs | planned peak of a GPU | of | at the peak |", "| --- " * 5 + "|"]
-    for name, cluster in CLUSTERS.items():
-        found = planned(name)
-        pool, tightest = tightest_of(found)
-        lines.append(
-            f"| [`{name}`](../configs/grpo/{name}.yaml) | {cluster.get('gpus_per_node', 1)} | "
-            f"{pool.peak / GIB:.1f} GiB | {pool.gpu_memory / GIB:.0f} GiB | {tightest.phase} |"
-        )
-    return "\n".join(lines)
-
-
-def section(text: str, name: str) -> re.Match[str]:
-    """Return the part of the page between the marks of a table, as group 1."""
-    found = re.search(rf"<!-- {name} -->\n\n(.*?)\n\n<!-- end of {name} -->", text, re.DOTALL)
-    assert found is not None, f"{PAGE} has no marks of the table {name}"
-    return found
+def memory(name: str) -> dict[str, float]:
+    """Return the peak of a GPU and what it has, in GiB."""
+    (pool,) = planned(name).pools
+    return {"GPUs": len(pool.gpus), "peak": pool.peak / GIB, "memory": pool.gpu_memory / GIB}
 
 
 def main() -> None:
-    """Write the table."""
-    text = PAGE.read_text(encoding="utf-8")
-    start, end = section(text, "memory").span(1)
-    PAGE.write_text(text[:start] + memory_table() + text[end:], encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    results.add_argument(parser)
+    args = parser.parse_args()
+    values = {name: memory(name) for name in CLUSTERS}
+    print(values)
+    results.save(args.save, values, kind="computed")
 
 
 if __name__ == "__main__":
