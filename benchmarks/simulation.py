@@ -1,4 +1,4 @@
-"""How a job grows from 8 to 2,048 GPUs, and what failures cost: plans whose steps are simulated.
+"""How a job grows from 8 to 512 GPUs, and what failures cost: plans whose steps are simulated.
 
 python benchmarks/simulation.py [--seeds 1] [--picture docs/images/simulation.png]
 """
@@ -20,7 +20,7 @@ from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.simulation import LLAMA_3_HOURS, SimulationSettings, simulate
 
-NODES = (1, 8, 64, 256)
+NODES = (1, 8, 32, 64)
 RATES = (0, 1, 10)  # times as many failures as in the training of Llama 3
 NUM_STEPS = 400
 NAMES = {False: "synchronous", True: "asynchronous"}

@@ -6,9 +6,9 @@ A number in a text has a comment behind it with its place in a result and a form
 
     It is 4.3<!--= scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f --> times as fast.
 
-The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std` or `count`. A table has its pattern in the
-comment above it, with `{0}`, `{1}` for what the stars of the first line stand for (it may have several places, with `; ` between
-them) and `{name}` for the last name:
+The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std`, `sum` or `count`. A table has its pattern in
+the comment above it, with `{0}`, `{1}` for what the stars of the first line stand for (it may have several places, with
+`; ` between them) and `{name}` for the last name:
 
     <!-- table scoring/25M/*
     | workload | tokens | TRL |

@@ -48,7 +48,7 @@ def test_a_launch_line_has_valid_settings(line):
 
 def test_the_line_of_verl_has_the_settings_of_the_page_of_its_adapter():
     (line,) = (line for line in COMMANDS if "verl" in line)
-    adapter = (PAGE.parent / "adapters" / "verl.md").read_text(encoding="utf-8")
+    adapter = (ROOT / "docs" / "adapters" / "verl.md").read_text(encoding="utf-8")
     assert [word for word in line.split() if "reward." in word and word not in adapter] == []
 
 
