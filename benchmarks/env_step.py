@@ -128,7 +128,11 @@ def main():
     )
     for part, value in parts.items():
         print(f"  {part:40}{value:8.2f}")
-    results.save(options.save, {"environments": options.num_envs, "whole step": median(totals), "parts": parts})
+    results.save(
+        options.save,
+        {"environments": options.num_envs, "whole step": median(totals), "parts": parts},
+        peers=["gymnasium"],
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "results"
-PEERS = ("trl", "sentence_transformers", "stable_baselines3", "gymnasium", "httpx")
+PEERS = ("trl", "sentence_transformers", "stable_baselines3")
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +30,17 @@ def save(name: str | None, values: Mapping[str, Any], *, kind: str = "measured",
         name: name of the file; None to write nothing.
         values: numbers, or mappings of names to numbers or further mappings. Names have no slash.
         kind: `measured`, or `computed` for what would be the same on every machine.
-        peers: packages that ran in other processes. Those of `PEERS` that this one has imported are named anyway.
+        peers: packages to name besides. Those of `PEERS` that this process has imported are named anyway.
     """
     if name is None:
         return
-    packages = ["gym_rm", "torch", "transformers", *(each for each in PEERS if each in {*sys.modules, *peers})]
+    packages = [
+        "gym_rm",
+        "torch",
+        "transformers",
+        *(each for each in PEERS if each in sys.modules and each not in peers),
+        *peers,
+    ]
     result = {
         "command": command(),
         "kind": kind,

@@ -118,8 +118,8 @@ def of_run(folder: Path) -> dict[str, Any]:
     found["seconds of a step"] = {
         name: statistics.mean(row[f"phase_seconds/{name}"] for row in run.training) for name in PHASES
     }
-    if "steps_per_reply" in run.training[0]:
-        rated = [row["steps_per_reply"] for row in run.training if row["steps_per_reply"] is not None]
+    if "steps_per_reply" in first:
+        rated = [row["steps_per_reply"] for row in run.held_out if row["steps_per_reply"] is not None]
         found["rated steps"] = {"first": rated[0], "last": rated[-1], "most": max(rated)}
     return found
 
@@ -148,7 +148,7 @@ def collect(folder: Path) -> dict[str, Any]:
     }
     process_model = folder / "number-steps" / "reward-model" / "validation.csv"
     if process_model.exists():
-        found["process model"] = {"accuracy": max(float(row["accuracy"]) for row in read_curve(process_model))}
+        found["process model"] = {"accuracy": max(float(row["step_accuracy"]) for row in read_curve(process_model))}
     return found
 
 

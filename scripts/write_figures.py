@@ -6,19 +6,15 @@ A number in a text has a comment behind it with its place in a result and a form
 
     It is 4.3<!--= scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f --> times as fast.
 
-The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std`, `sum` or `count`. A table has its pattern in
-the comment above it, with `{0}`, `{1}` for what the stars of the first line stand for (it may have several places, with
-`; ` between them) and `{name}` for the last name:
+The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std`, `sum` or `count`. The comment above a table
+has the place of its rows (or several, with `; ` between them) and a row with places below it, `{0}` and `{1}` for what
+the stars stand for, and `{name}` for the last name. A cell whose value the result does not have stays empty:
 
-    <!-- table scoring/25M/*
+    <!-- table scoring/25M/* | {0} | {tokens:,} | {times/TRL:.1f}x | -->
     | workload | tokens | TRL |
-    | {0} | {tokens:,} | {times/TRL:.1f}x |
-    -->
+    | --- | --- | --- |
 
-    <!-- end -->
-
-A cell whose value the result does not have stays empty. `<!-- source scoring -->` is followed by the command, the
-hardware, the versions and the date of a result.
+A line with `<!-- source scoring -->` at its end gets the command, hardware, versions and date of a result.
 """
 
 from __future__ import annotations
@@ -35,11 +31,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"[^\s|*(>]+<!--= (?P<what>[^>]+?) (?P<format>[^\s>]+) -->")
 TABLE = re.compile(
-    r"(?P<head><!-- table (?P<places>[^\n]+)\n(?P<heading>\|[^\n]+)\n(?P<row>\|[^\n]+)\n-->\n\n)"
-    r"(?P<shown>.*?)(?P<tail><!-- end -->)",
-    re.DOTALL,
+    r"(?P<head><!-- table (?P<places>[^|\n]+) (?P<row>\|[^\n]+\|) -->\n\|[^\n]+\n\|[-| ]+\n)(?P<shown>(?:\|[^\n]*\n)*)"
 )
-SOURCE = re.compile(r"(?P<head><!-- source (?P<name>[\w-]+) -->\n)(?P<shown>.*?)(?P<tail>\n\n|\n*\Z)", re.DOTALL)
+SOURCE = re.compile(r"^[^\n]+(?P<tail><!-- source (?P<name>[\w-]+) -->)$", re.MULTILINE)
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "max": max,
@@ -85,7 +79,9 @@ def matches(place: str) -> Iterator[tuple[list[str], Any]]:
 def number(what: str, base: str = "") -> float:
     """Return the number at a place, or what a function makes of those at several."""
     function, _, rest = what.partition(" ")
-    applies = bool(rest) and function in FUNCTIONS  # else it is the name of a value, such as `median`
+    applies = bool(rest) and function in FUNCTIONS
+    if applies and base and any(matches(base + what)):  # a name, such as `mean difference`
+        applies = False
     place = base + (rest if applies else what)
     values = [value for _, value in matches(place)]
     if applies and values:
@@ -114,13 +110,13 @@ def rows(place: str) -> Iterator[tuple[list[str], str]]:
     yield from paths
 
 
-def table(places: str, heading: str, row: str) -> str:
-    """Return the lines of a table."""
-    lines = [heading, "| --- " * (heading.count("|") - 1) + "|"]
+def table(places: str, row: str) -> str:
+    """Return the lines of a table below its heading."""
+    lines = []
     for names, place in (each for one in places.split("; ") for each in rows(one)):
         cells = [_cell(cell, names, place + "/") for cell in row.strip("|").split("|")]
-        lines.append("|" + "|".join(cells) + "|")
-    return "\n".join(lines) + "\n\n"
+        lines.append("|" + "|".join(cells) + "|\n")
+    return "".join(lines)
 
 
 def _cell(cell: str, names: list[str], base: str) -> str:
@@ -150,8 +146,8 @@ def source(name: str) -> str:
 def written(text: str) -> str:
     """Return a page with the numbers of the results."""
     text = MARK.sub(lambda mark: shown(number(mark["what"]), mark["format"]) + mark[0][mark[0].index("<!--=") :], text)
-    text = TABLE.sub(lambda t: t["head"] + table(t["places"], t["heading"], t["row"]) + t["tail"], text)
-    return SOURCE.sub(lambda s: s["head"] + source(s["name"]) + s["tail"], text)
+    text = TABLE.sub(lambda found: found["head"] + table(found["places"], found["row"]), text)
+    return SOURCE.sub(lambda found: source(found["name"]) + found["tail"], text)
 
 
 def main() -> None:

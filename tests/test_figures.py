@@ -16,7 +16,9 @@ UNITS = (
 )
 WORDS = "two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|a hundred|half|a third"
 NUMBER = rf"(?:\d[\d,.]*\d|\d|{WORDS})"
-MEASURED = re.compile(rf"(?<![\w.-]){NUMBER}(?: to {NUMBER})?(?:x|[ -]?(?:{UNITS}))(?![\w-])|\b(?:twice|thrice) (?:as|the)\b")
+MEASURED = re.compile(
+    rf"(?<![\w.-]){NUMBER}(?: to {NUMBER})?(?:x|[ -]?(?:{UNITS}))(?![\w-])|\b(?:twice|thrice) (?:as|the)\b"
+)
 ALLOWED = (  # settings, limits and definitions, as they are without line breaks, marks and code
     "computed 8 times | computed 8 times | computed 8 times |",
     "or ten times as often. A failure",
@@ -30,6 +32,7 @@ ALLOWED = (  # settings, limits and definitions, as they are without line breaks
     "above 3 %",
     "intervals of 99.9 %",
     "at 95 % several of them",
+    "95 % bootstrap interval",
     "0.05 + 4.57 s/√n",
     "the whole reply twice and 5 times",
     "twice as many for one that compares in both orders",
@@ -66,3 +69,22 @@ def test_a_page_has_the_numbers_of_the_results_and_no_others(page):
     text = page.read_text(encoding="utf-8")
     assert written(text) == text, "run: python scripts/write_figures.py"
     assert measurements(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["It is 7 times faster.", "| a step | **12.5 ms** |", "It takes two minutes.", "| TRL | 2.1x |", "97 to 98 %"],
+)
+def test_a_typed_measurement_is_found(text):
+    assert len(measurements(text)) == 1
+
+
+@pytest.mark.parametrize("text", ["`limit=30 s` and 3 prompts", "```\n7 times\n```", "7<!--= a/b d --> times"])
+def test_code_counts_and_marked_numbers_are_not(text):
+    assert measurements(text) == []
+
+
+def test_a_changed_digit_is_written_again():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    changed = MARK.sub(lambda mark: "9" + mark[0], text, count=1)
+    assert changed != written(changed) == text
