@@ -20,7 +20,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 .PHONY: demo test test-rest test-oldest test-all lint docs docs-links clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
-	$(VENV)/bin/python agents/grpo.py
+	$(VENV)/bin/gym-rm demo
 
 test: $(VENV)/dev ## run the tests that take less than ten seconds each; those that need an extra skip if it is not installed
 	@rm -f $(VENV)/passed-tests
@@ -62,7 +62,8 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright \
+		build check-jsonschema hatchling
 	@touch $@
 
 $(VENV)/docs: $(VENV)/core

@@ -1,8 +1,8 @@
-"""A task for `agents/grpo.py` with a tool: arithmetic that the policy cannot do, and a calculator that it may call.
+"""A task for `gym-rm grpo` with a tool: arithmetic that the policy cannot do, and a calculator that it may call.
 
-    python agents/arithmetic.py outputs/arithmetic        # writes the prompts and a policy; two minutes
-    python agents/grpo.py --config configs/grpo/tool.yaml # learns to call the calculator
-    python agents/grpo.py --config configs/grpo/tool.yaml env.tools=null  # without it
+    gym-rm agent arithmetic outputs/arithmetic   # writes the prompts and a policy; two minutes
+    gym-rm grpo --config tool                    # learns to call the calculator
+    gym-rm grpo --config tool env.tools=null     # without it
 
 One question in five asks for the largest or smallest of three numbers, which the embedded policy can answer; the others
 are sums of three numbers. The policy is the embedded one after it has read the dialogues of a careless user of a
@@ -170,7 +170,7 @@ def main(folder: Path) -> None:
     torch.manual_seed(1)
     write_prompts(folder / "prompts.jsonl", random.Random(1))
     write_policy(folder / "policy", random.Random(2))
-    print(f"wrote {folder}; train with: python agents/grpo.py --config configs/grpo/tool.yaml")
+    print(f"wrote {folder}; train with: gym-rm grpo --config tool")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Best-of-n, the sanity check of a scorer before training: sample n replies and keep the one with the highest reward.
 
-    python agents/best_of_n.py                        # embedded policy, reward model and prompts; half a minute
-    python agents/best_of_n.py n=64 num_prompts=32    # change any setting (--help lists them)
-    python agents/best_of_n.py policy=Qwen/Qwen3-0.6B prompts=prompts.jsonl \\
+    gym-rm agent best_of_n                        # embedded policy, reward model and prompts; half a minute
+    gym-rm agent best_of_n n=64 num_prompts=32    # change any setting (--help lists them)
+    gym-rm agent best_of_n policy=Qwen/Qwen3-0.6B prompts=prompts.jsonl \\
         reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B
 
 Does the best of more replies have the right answer more often, checked without the reward model? Then a policy can

@@ -1,11 +1,13 @@
 """GRPO (arXiv 2402.03300) on `RewardModel-v0`, in one file: train a policy against a reward model.
 
-    python agents/grpo.py                             # embedded policy, reward model and prompts; needs no GPU
-    python agents/grpo.py seed=2 steps=50             # change any setting (--help lists them)
-    python agents/grpo.py --config run.yaml steps=50  # read settings from a file, then change some
-    python agents/grpo.py policy.model=Qwen/Qwen3-0.6B env.reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
-        env.prompts=prompts.jsonl                     # use your own models (folders, hub ids) and prompts
-    torchrun --nproc-per-node 8 agents/grpo.py --config run.yaml optimizer.fsdp=true
+    gym-rm grpo                             # embedded policy, reward model and prompts; needs no GPU
+    gym-rm grpo seed=2 steps=50             # change any setting (--help lists them)
+    gym-rm grpo --config run.yaml steps=50  # read settings from a file, or by name (math), then change some
+    gym-rm grpo policy.model=Qwen/Qwen3-0.6B env.reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
+        env.prompts=prompts.jsonl           # use your own models (folders, hub ids) and prompts
+    torchrun --nproc-per-node 8 -m gym_rm grpo --config run.yaml optimizer.fsdp=true
+
+The command runs this file, as does python agents/grpo.py with a copy of your own.
 
 Read `play` and `train_step` first: sample, step, advantages, loss, backward, update. The estimators and the loss, with
 their papers, are in `gym_rm/policy/advantages.py` and `gym_rm/policy/losses.py`. A run that was stopped or killed
@@ -21,7 +23,6 @@ import contextlib
 import functools
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
-from gym_rm.config import load_config
+from gym_rm.config import load_config, settings_file
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
@@ -48,11 +49,11 @@ from gym_rm.policy.losses import LossInputs, loss_metrics, policy_loss, token_we
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_schedule import RolloutSchedule, replaced
 from gym_rm.policy.rollouts import Rollout, RolloutBatch, Samples
-from gym_rm.policy.run_folder import RunFolder, Stop
+from gym_rm.policy.run_folder import RunFolder
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative
-from gym_rm.training.stop_signals import heard_signals
+from gym_rm.training.stop_signals import Stop, heard_signals
 from gym_rm.types import Prompt
 
 SUM_WARNING = (
@@ -276,7 +277,7 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
             held_out_envs = make_envs(settings, held_out, scorer, schedule.num_held_out_envs, group_size=1)
             stack.callback(held_out_envs.close)
         view = stack.enter_context(LiveView(console, settings.steps, history=run.history()))
-        signal_heard = stack.enter_context(heard_signals(signal.SIGTERM, signal.SIGINT))
+        signal_heard = stack.enter_context(heard_signals())
         stop = None
         if run.step == 0:
             measure()
@@ -320,13 +321,14 @@ def main() -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="name=value", help="settings to change, such as policy.model=folder seed=2"
     )
-    parser.add_argument("--config", type=Path, help="YAML file of settings")
+    parser.add_argument("--config", help="YAML file of settings, or the name of one of the package's, such as math")
     arguments = parser.parse_args()
     console = Console()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        settings = complete(load_config(GRPOSettings, arguments.config, arguments.overrides))
+        file = arguments.config and settings_file(arguments.config, "grpo")
+        settings = complete(load_config(GRPOSettings, file, arguments.overrides))
         stop = train(settings, console)
     except (gym_rm.GymRMError, FloatingPointError, OSError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")

@@ -1,8 +1,8 @@
-"""A task for `agents/grpo.py` with a reward in each step: compare numbers step by step, then answer.
+"""A task for `gym-rm grpo` with a reward in each step: compare numbers step by step, then answer.
 
-    python agents/number_steps.py outputs/number-steps     # writes the rows, the prompts and a policy: a minute or two
-    gym-rm train configs/rm/steps.yaml                     # trains the process reward model: about two minutes
-    python agents/grpo.py --config configs/grpo/steps.yaml
+    gym-rm agent number_steps outputs/number-steps  # writes the rows, the prompts and a policy: a minute or two
+    gym-rm train steps                              # trains the process reward model: about two minutes
+    gym-rm grpo --config steps
 
 The questions are the embedded ones: which of three numbers is the largest or the smallest. A reply compares two numbers
 in each step ("52 is lower than 86."), and answers in the last one; steps are separated by an empty line. A comparison
@@ -20,13 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from short_programs import imitate
+from three_numbers import Question, sample_question
 
 import gym_rm
-from agents.short_programs import imitate
 from gym_rm.data.prompts import load_prompts
-from scripts.three_numbers import Question, sample_question
 
 TRAINING_ROWS, VALIDATION_ROWS = 16_000, 1_000
 STEP = re.compile(r"(\d\d) is (lower|higher) than (\d\d)\.")
@@ -108,7 +106,7 @@ def main(folder: Path) -> None:
         return question.text, "\n\n".join(careless_reply(question, rng, slips=0.4, most=4))
 
     imitate(folder / "policy", example)
-    print(f"wrote {folder}; train the reward model with: gym-rm train configs/rm/steps.yaml")
+    print(f"wrote {folder}; train the reward model with: gym-rm train steps")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """PPO (arXiv 1707.06347) that writes replies token by token, in one file, with Gymnasium and no other RL library.
 
-    python agents/ppo_tokens.py                                   # eight embedded prompts; half a minute, no GPU
-    python agents/ppo_tokens.py --autoreset-mode NextStep --seed 2
-    python agents/ppo_tokens.py --num-prompts 32 --total-timesteps 400000
+    gym-rm agent ppo_tokens                                   # eight embedded prompts; half a minute, no GPU
+    gym-rm agent ppo_tokens --autoreset-mode NextStep --seed 2
+    gym-rm agent ppo_tokens --num-prompts 32 --total-timesteps 400000
 
 The environment is `RewardModelTokens-v0`. An observation is the last L token ids and their mask; an action is the next
 token. The reward model scores a reply once, when it ends. The file is written in the style of CleanRL.

@@ -1,7 +1,7 @@
-"""A task for `agents/grpo.py` on `Code-v0`: one-line Python functions, whose tests run in the sandbox.
+"""A task for `gym-rm grpo` on `Code-v0`: one-line Python functions, whose tests run in the sandbox.
 
-    python agents/short_programs.py outputs/short-programs   # writes the prompts and a policy; about a minute
-    python agents/grpo.py --config configs/grpo/code.yaml
+    gym-rm agent short_programs outputs/short-programs  # writes the prompts and a policy; about a minute
+    gym-rm grpo --config code
 
 The user asks for a function of a list of numbers. The policy is the embedded one, after it has read functions of a
 careless programmer, who knows Python but seldom reads the question: about one in four is right. GRPO then learns from
@@ -108,7 +108,7 @@ def main(folder: Path) -> None:
         return text, careless(body, rng)
 
     imitate(folder / "policy", example)
-    print(f"wrote {folder}; train with: python agents/grpo.py --config configs/grpo/code.yaml")
+    print(f"wrote {folder}; train with: gym-rm grpo --config code")
 
 
 if __name__ == "__main__":

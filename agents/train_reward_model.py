@@ -1,8 +1,8 @@
 """Train a reward model on comparisons of replies, in one file: what `gym-rm train` does, step by step.
 
-    python agents/train_reward_model.py data.train=pairs.jsonl data.validation_share=0.1 \\
+    gym-rm agent train_reward_model data.train=pairs.jsonl data.validation_share=0.1 \\
         model.path=Qwen/Qwen3-0.6B model.new_head=true
-    torchrun --nproc-per-node 8 agents/train_reward_model.py configs/rm/qwen3_0.6b.yaml batch.fsdp=true
+    torchrun --nproc-per-node 8 -m gym_rm agent train_reward_model qwen3_0.6b data.train=pairs.jsonl batch.fsdp=true
 
 A step learns from `batch.batch_size` comparisons. Each one is a prompt with its replies, and all of them run as token
 trees, in which a prompt is computed once for all of its replies: once forward and once backward. `Trainer` owns the
@@ -14,14 +14,15 @@ from __future__ import annotations
 import sys
 
 import gym_rm
-from gym_rm.config import load_config
+from gym_rm.config import load_config, settings_file
 from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trainer import Trainer
 
 
 def main(arguments: list[str]) -> None:
     files = [each for each in arguments if "=" not in each]
-    settings = load_config(RewardModelTraining, files[0] if files else None, [a for a in arguments if "=" in a])
+    file = settings_file(files[0], "rm") if files else None
+    settings = load_config(RewardModelTraining, file, [each for each in arguments if "=" in each])
     # Reads the model and the comparisons, checks that trees give the gradients of the plain forward, and resumes from
     # the last checkpoint in settings.output if there is one.
     trainer = Trainer(settings)

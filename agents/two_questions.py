@@ -1,7 +1,7 @@
-"""A longer task for `agents/grpo.py`: a second question, which the embedded policy cannot answer at first.
+"""A longer task for `gym-rm grpo`: a second question, which the embedded policy cannot answer at first.
 
-    python agents/grpo.py --config configs/grpo/two_questions.yaml
-    python agents/two_questions.py configs/grpo/two_questions.jsonl  # writes the prompts, made of the embedded ones
+    gym-rm agent two_questions outputs/two-questions  # writes the prompts, made of the embedded ones
+    gym-rm grpo --config two_questions
 
 The user asks for the highest (or lowest) of three numbers, and then for the opposite. The embedded policy has seen only
 first questions. Each reply has a reward with three components: `right` (it has the right number), `listed` (it has a
@@ -48,14 +48,16 @@ def asks_for_lowest(question: str) -> bool:
     return re.search(r"smallest|smaller|lowest|worst", question) is not None
 
 
-def write_prompts(path: Path) -> None:
+def write_prompts(folder: Path) -> None:
     """Write the embedded prompts with a second question; the answer is that of the second question."""
     rows = []
     for prompt in load_prompts(None):
         question = prompt.messages[-1]["content"]
         second = "And what is the highest?" if asks_for_lowest(question) else "And what is the lowest?"
         rows.append({"prompt": question, "user_turns": [second], "answer": answers(question)[1]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"wrote {folder}; train with: gym-rm grpo --config two_questions")
 
 
 if __name__ == "__main__":

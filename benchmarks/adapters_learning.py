@@ -169,14 +169,18 @@ def plot(path, curves):
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(name for name, _ in curves))
-    figure, axes = plt.subplots(1, len(names), figsize=(3 * len(names), 2.6), sharey=True, constrained_layout=True)
+    rows = -(-len(names) // 3)
+    figure, axes = plt.subplots(rows, 3, figsize=(9, 2.6 * rows), sharey=True, squeeze=False, constrained_layout=True)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
     for (name, seed), (steps, values) in curves.items():
-        axis = np.atleast_1d(axes)[names.index(name)]
-        axis.plot(steps, values, linewidth=1, label=f"seed {seed}")
+        axis = axes.flat[names.index(name)]
+        axis.plot(steps, values, linewidth=1.5, label=f"seed {seed}")
         axis.axhline(1.0, color="grey", linewidth=0.5)
         axis.set(title=name.removeprefix("agents/"), xlabel="steps", ylim=(-1.5, 1.1))
-    np.atleast_1d(axes)[0].set_ylabel("return / best return")
-    np.atleast_1d(axes)[0].legend(fontsize="small")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("return / best return")
+    axes.flat[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
 
 

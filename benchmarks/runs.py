@@ -1,7 +1,7 @@
 """Train with agents/grpo.py as the pages describe, and save what the runs came to.
 
     python benchmarks/runs.py --folder outputs --make           # an hour and a half on one core; what exists is kept
-    python benchmarks/runs.py --folder outputs --save runs      # the numbers, and docs/images/judged-runs.svg
+    python benchmarks/runs.py --folder outputs --save runs      # the numbers; scripts/make_curve_pictures.py draws them
 
 `right` is the share of right answers to held-out prompts, checked without a model, and `proper` that of replies that
 are one of the four sentences of the task. Curves are those of held-out prompts, by step.
@@ -21,15 +21,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from agents.three_numbers import is_proper
 from benchmarks import results
 from gym_rm.reports.curves import read_curve
 from gym_rm.reports.runs import Run, read_run
-from scripts.three_numbers import is_proper
 
-ROOT = Path(__file__).parents[1]
 SEEDS, ESTIMATORS = (1, 2, 3, 4, 5), ("grpo", "leave_one_out")
 PHASES = ("generate", "score", "update")
-PICTURE = ROOT / "docs" / "images" / "judged-runs.svg"
 STEPS = {  # settings beside those of configs/grpo/steps.yaml
     "min": "",
     "sum": "advantage.steps=sum",
@@ -55,6 +53,7 @@ def commands() -> dict[str, str]:
         found |= {f"judge-{estimator}-{seed}": f"{judged} seed={seed} {chosen}" for seed in SEEDS}
     chosen = "advantage.estimator=leave_one_out"
     found |= {f"reward-model-leave_one_out-{seed}": f"{grpo} seed={seed} {chosen}" for seed in SEEDS}
+    found |= {"two-questions": "agents/two_questions.py outputs/two-questions"}
     found |= {f"two-questions-{seed}": f"{two} seed={seed}" for seed in (1, 2, 3)}
     found |= {"arithmetic": "agents/arithmetic.py outputs/arithmetic"}
     for seed in (1, 2):
@@ -152,30 +151,6 @@ def collect(folder: Path) -> dict[str, Any]:
     return found
 
 
-def plot(values: Mapping[str, Any]) -> None:
-    """Draw the share of right answers over the steps with a judge and with a reward model, for each estimator."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "judged runs", "font.size": 9}
-    figure, axes = plt.subplots(1, len(ESTIMATORS), figsize=(8, 2.8), sharey=True, constrained_layout=True)
-    for axis, estimator in zip(axes, ESTIMATORS, strict=True):
-        for rewards, colour in {"reward model": "tab:gray", "judge": "tab:blue"}.items():
-            label: str | None = rewards
-            for name, run in values[rewards].items():
-                if name.startswith(f"{estimator},"):
-                    steps = [int(step) for step in run["right"]]
-                    axis.plot(steps, [*run["right"].values()], color=colour, linewidth=1, label=label)
-                    label = None
-        axis.set(title=estimator, xlabel="step", ylim=(0.3, 1.02))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("right answers, held out")
-    axes[0].legend(loc="lower right")
-    figure.savefig(PICTURE, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("outputs"), help="folder of the runs; default: %(default)s")
@@ -185,9 +160,7 @@ def main() -> None:
     if args.make:
         make(args.folder)
     if args.save:
-        values = collect(args.folder)
-        results.save(args.save, values)
-        plot(values)
+        results.save(args.save, collect(args.folder))
 
 
 if __name__ == "__main__":

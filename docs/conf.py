@@ -31,7 +31,8 @@ included_pages = {
     "LICENSE": "",
 }
 
-smartquotes = False  # they would change --option and quoted values
+smartquotes_action = "D"  # dashes; quotes stay, because values are quoted
+highlight_language = "text"
 html_theme = "furo"
 html_title = f"gym-rm {release}"
 html_static_path = ["_static"]
@@ -66,7 +67,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!gym_rm\.).*"),  # names of other packages: an inventory of theirs needs a network
     ("py:obj", ".*"),  # code in docstrings; a link where the name is listed
-    ("py:class", r"gym_rm\.(engine|sandbox|planning\.(request_settings|quantities)|policy\.grpo_settings)\..*"),
+    (
+        "py:class",
+        r"gym_rm\.(engine|sandbox|planning\.(request_settings|quantities)|policy\.grpo_settings|lora_settings)\..*",
+    ),
     ("py:class", r"gym_rm\.envs\.(state|single|numeric_views)\.(EnvState|SingleEnv|NumericView)"),
 ]
 

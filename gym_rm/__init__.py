@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gym_rm.scorers.combined import EnsembleScorer
     from gym_rm.scorers.judge.scorer import JudgeScorer
     from gym_rm.scorers.math.scorer import MathScorer
-    from gym_rm.scorers.pairwise import PairwiseScorer
     from gym_rm.scorers.remote.scorer import RemoteScorer
     from gym_rm.scorers.weighted import WeightedScorer
 
@@ -37,7 +36,6 @@ __all__ = [
     "JudgeScorer",
     "MathScorer",
     "Message",
-    "PairwiseScorer",
     "PreferencePair",
     "Prompt",
     "RemoteError",
@@ -57,7 +55,6 @@ _LAZY = {
     "EnsembleScorer": "gym_rm.scorers.combined",
     "JudgeScorer": "gym_rm.scorers.judge.scorer",
     "MathScorer": "gym_rm.scorers.math.scorer",
-    "PairwiseScorer": "gym_rm.scorers.pairwise",
     "RemoteScorer": "gym_rm.scorers.remote.scorer",
     "RewardModelScorer": "gym_rm.engine.reward_model_scorer",
     "WeightedScorer": "gym_rm.scorers.weighted",

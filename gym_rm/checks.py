@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.resources
 import math
+import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError, brief, nearest
 
 LARGEST_INTEGER = 2**63 - 1  # of int64
+EMBEDDED = ("policy", "reward_model", "judge")  # models that are part of the package
 MOST_THREADS = 1024  # torch crashes with 100,000
 
 
@@ -60,7 +66,7 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
 
 
 def load_function(name: str, value: Any) -> Callable[..., Any]:
-    """Return a function, given as a function or by its name `"module:function"`."""
+    """Return a function, given as a function or by its name, see `load_object`."""
     if callable(value):
         return value  # type: ignore[no-any-return]
     if not isinstance(value, str):
@@ -74,16 +80,60 @@ def load_function(name: str, value: Any) -> Callable[..., Any]:
 
 
 def load_object(name: str, value: str) -> Any:
-    """Import the object with the name `"module:name"`."""
+    """Return the object with the name `"module:object"` or `"path/file.py:object"`.
+
+    A module is looked for on `sys.path`, then in the current folder. The folder of the file is appended to `sys.path`:
+    the file is then one module by either name, which other processes find too.
+
+    Raises:
+        ConfigError: there is no such module, file or object, or its import raised an exception.
+    """
     module, _, attribute = value.partition(":")
     expected = f"{name} must be a function or 'module:function', got {value!r}"
+    path = Path(module).expanduser() if module.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise ConfigError(f"{expected}: there is no file {str(path.absolute())!r}.")
+    if not attribute:
+        raise ConfigError(f"{expected}.{offer_functions(module if path else f'{module}.py')}")
+    module, folder = (path.stem, path.parent.resolve()) if path else (module, Path.cwd())
+    if folder not in (looked_at := [Path(each).resolve() for each in sys.path if Path(each).is_dir()]):
+        sys.path.append(str(folder))
+    importlib.invalidate_caches()  # the file may be newer than what is remembered of its folder
     try:
         found = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{expected}: {error}.") from error
+    except Exception as error:  # whatever the file raises
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            folders = ", ".join(dict.fromkeys(map(str, [*looked_at, folder])))
+            hint = nearest(module, [each.stem for each in folder.glob("*.py")])
+            raise ConfigError(f"{expected}: No module named {error.name!r} in {folders}.{hint}") from error
+        *_, last = traceback.extract_tb(error.__traceback__)
+        raise ConfigError(f"{expected}: {brief(error)} ({last.filename}, line {last.lineno}).") from error
+    if path is not None and not path.samefile(file := getattr(found, "__file__", None) or "/"):
+        raise ConfigError(f"{expected}: the name {module!r} belongs to another module, {file!r}; rename the file.")
     if not hasattr(found, attribute):
-        raise ConfigError(f"{expected}: the module has no {attribute!r}.{nearest(attribute, vars(found))}")
+        public = [each for each in vars(found) if not each.startswith("_")]
+        raise ConfigError(f"{expected}: the module has no {attribute!r}.{nearest(attribute, public)}")
     return getattr(found, attribute)
+
+
+def model_source(name: str, value: str) -> str:
+    """Return the folder of a model that is part of the package, `"embedded:policy"`; other values as they are."""
+    kind, colon, model = value.partition(":")
+    if kind != "embedded" or not colon:
+        return value
+    if model not in EMBEDDED:
+        raise ConfigError(f"{name}={value!r}: the embedded models are embedded:{', embedded:'.join(EMBEDDED)}.")
+    return str(importlib.resources.files("gym_rm") / "assets" / model)
+
+
+def offer_functions(file: str) -> str:
+    """Return how to write a function of a Python file, which is not imported; empty if it has none."""
+    try:
+        body = ast.parse(Path(file).expanduser().read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return f" To use a function, write {file}:{names[0]} (functions of the file: {', '.join(names)})." if names else ""
 
 
 def describe(value: Any) -> str:

@@ -102,6 +102,29 @@ def load_config(
     return config
 
 
+def shipped_folder(name: str) -> Path:
+    """Return the folder `agents` or `configs`: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).parent
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
+def settings_file(name: str | Path, group: str) -> Path:
+    """Return a file of settings: a path, or the name of one of the package's in `configs/GROUP`, such as `math`.
+
+    Raises:
+        ConfigError: there is no such file; the message lists the package's.
+    """
+    if Path(name).expanduser().exists():
+        return Path(name)
+    shipped = {file.stem: file for file in sorted((shipped_folder("configs") / group).glob("*.yaml"))}
+    if str(name) in shipped:
+        return shipped[str(name)]
+    raise ConfigError(
+        f"there is no file {str(name)!r} with settings.{nearest(Path(name).stem, shipped)} These come with the "
+        f"package: {', '.join(shipped)}. A single setting is written name=value."
+    )
+
+
 def parse_settings(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     """Fill a schema from keywords.
 

@@ -59,7 +59,6 @@ ScorerLike: TypeAlias = "str | os.PathLike[str] | Sequence[str] | Mapping[str, A
 # Values of `kind` in addition to the kinds of reward model (`gym_rm.engine.kinds.KINDS`), as entry points, which are
 # imported on first use.
 SCORER_KINDS: dict[str, str] = {
-    "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
     "weighted": "gym_rm.scorers.weighted:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
     "shaped": "gym_rm.scorers.shaping:ShapedScorer",
@@ -76,7 +75,7 @@ STYLE_OF_MODEL = "gym_rm.scorers.judge.styles:style_of_model"
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
 REMOTE = "gym_rm.scorers.remote.scorer:RemoteScorer"
-_OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.py(:\w*)?")
 
 
 def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
@@ -86,7 +85,7 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
             `{"path": ..., "kind": ..., **options}`; the URL of a server, or a list of URLs; a `Scorer`, which is
             returned unchanged; a `RewardFunction`; or the name of a scorer, a scorer class or a function,
-            `"module:name"`.
+            `"module:name"` or `"path/file.py:name"`, see `gym_rm.checks.load_object`.
         **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...); those of a function that is
             `async def` are `max_concurrency` and `timeout`, see `FunctionScorer`. `kind` is one of
             `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected, and

@@ -4,7 +4,7 @@
     gym-rm train configs/rm/embedded.yaml        # the reward model, from the files in build: 10 to 20 minutes
     install -m 644 build/reward_model/final/{config.json,model.safetensors} gym_rm/assets/reward_model
 
-Fixed seeds, CPU only. The task is described in `scripts/three_numbers.py`.
+Fixed seeds, CPU only. The task is described in `agents/three_numbers.py`.
 
 1. Train a language model to give right answers (next-token loss on the replies).
 2. Add two layers and a head to it: the model that training of the reward model starts from.
@@ -36,7 +36,7 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.three_numbers import (
+from agents.three_numbers import (
     GRADES,
     Question,
     careless_reply,

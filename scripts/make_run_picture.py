@@ -23,15 +23,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = write_run_page(read_run(sys.argv[1]), Path(folder) / "report.html")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        tab = browser.new_page(viewport={"width": 960, "height": 800})
         tab.goto(page.as_uri())
-        # The first conversations follow the first two rows of charts.
-        tab.add_style_tag(content=".charts figure:nth-child(n+7) { display: none } .filters { position: static }")
+        # The first conversations follow the first four charts.
+        tab.add_style_tag(content=".charts figure:nth-child(n+5) { display: none } .filters { position: static }")
         tab.select_option("#order", "spread")
-        last = tab.locator("article").nth(2).bounding_box()
+        last = tab.locator("article").nth(1).bounding_box()
         tab.screenshot(
             path=sys.argv[2] if len(sys.argv) > 2 else PICTURE,
-            clip={"x": 0, "y": 0, "width": 1280, "height": last["y"] + last["height"] + 6},
+            clip={"x": 0, "y": 0, "width": 960, "height": last["y"] + last["height"] + 6},
             full_page=True,
         )
         browser.close()

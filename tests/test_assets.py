@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 
 import gym_rm
-from agents import grpo
+from agents import grpo, three_numbers
 from benchmarks import runs
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
@@ -22,7 +22,7 @@ from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.runs import read_run
-from scripts import make_assets, three_numbers
+from scripts import make_assets
 
 ASSETS = Path(gym_rm.__file__).parent / "assets"
 

@@ -73,9 +73,6 @@ CHECKPOINTS = {
     "Qwen/Qwen3-4B": judge,
     "my/dpo-policy": functools.partial(tiny_models.save_policy, seed=1, **RANDOM),
     "my/sft-policy": functools.partial(tiny_models.save_policy, seed=2, **RANDOM),
-    "RLHFlow/pair-preference-model-LLaMA3-8B": functools.partial(
-        tiny_models.save_policy, architecture="llama", **RANDOM
-    ),
     "my/rm-seed-1": functools.partial(tiny_models.save_reward_model, seed=1),
     "my/rm-seed-2": functools.partial(tiny_models.save_reward_model, seed=2),
     "my/base": tiny_models.save_reward_model,
@@ -145,16 +142,15 @@ def test_the_links_of_a_page_are_valid(page):
 
 def test_the_examples_of_reward_models_return_finite_rewards(names_after):
     names, _ = names_after(DOCS / "reward-models.md")
-    for name in ("rewards", "helpfulness", "log_odds", "tournament", "absolute"):
+    for name in ("rewards", "helpfulness", "log_odds"):
         assert np.isfinite(names[name]).all(), name
         assert names[name].shape == (2,)
-    assert names["better"].shape == (1,)
 
 
 def test_the_page_of_reward_models_lists_every_kind_and_family():
     page = text_of(DOCS / "reward-models.md")
     kinds = {*KINDS, *SCORER_KINDS}
-    assert {"decoder", "process", "pairwise", "weighted"} <= kinds
+    assert {"decoder", "process", "implicit", "weighted"} <= kinds
     assert [kind for kind in kinds if f"`{kind}`" not in page] == []
     assert [each.name for each in FAMILIES if each.name.split()[0].split("-")[0] not in page] == []
 

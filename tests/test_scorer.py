@@ -404,3 +404,10 @@ def test_a_combined_scorer_closes_only_the_scorers_that_it_loaded(folder, closed
     release_scorer(scorer)
     assert closed == [scorer.scorers["model"].executor]
     assert mine.closed == 0
+
+
+def test_models_of_the_package_have_names():
+    scorer, named = gym_rm.load_scorer(None), gym_rm.load_scorer("embedded:reward_model")
+    assert named.provenance == scorer.provenance
+    with pytest.raises(ConfigError, match="embedded:policy, embedded:reward_model, embedded:judge"):
+        gym_rm.load_scorer("embedded:reward-model")

@@ -14,6 +14,14 @@ from sphinx.roles import XRefRole
 
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+CALL = r"~?[\w.]+\((?:[^()]|\([^()]*\))*\)"
+TYPE = r"(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*?"
+READABLE = {
+    r"TypeAliasForwardRef\('(\w+)'\)": r"\1",
+    r"= <(?:[^<>]|<[^<>]*>)*>": "= ...",  # a default that is no expression, such as <factory>
+    rf"~?(?:typing\.)?Annotated\[({TYPE})(?:, {CALL})+\]": r"\1",
+    r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[(~?[\w.]+)\]\]": r"~numpy.typing.NDArray[\1]",
+}
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -57,18 +65,25 @@ def mend_included(app: Sphinx, path: Path, parent: str, source: list[str]) -> No
     source[0] = site_links(app, source[0], (Path(app.srcdir) / path).parent, parent)
 
 
-def separate_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Let code in a docstring end before a letter, as in `Prompt`s, which reStructuredText does not."""
+def as_restructured_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Write the Markdown of a docstring in the other markup: code that ends before a letter (`Prompt`s), and tables."""
     text = re.sub(r"``+[^`]*``+|(`[^`]+`)(?=(\w?))", lambda m: m[0] + ("\\ " if m[2] else ""), "\n".join(lines))
-    lines[:] = text.split("\n")
+    lines[:] = []
+    for line in text.split("\n"):
+        if not line.startswith("| "):
+            lines.append(line)
+        elif not line.startswith("| ---"):
+            if not (lines and lines[-1].startswith("     - ")):
+                lines += [".. list-table::", "   :header-rows: 1", ""]
+            first, *others = (cell.strip() for cell in line.strip("| ").split(" | "))
+            lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
 
 
 def readable(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str, returned: str) -> Any:
-    """Return a signature in which an alias is its name, and a default that is no expression is `...`."""
-    return tuple(
-        text and re.sub(r"= <[^<>]*>", "= ...", re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text))
-        for text in (given, returned)
-    )
+    """Return a signature without what only Python reads."""
+    for written, shown in READABLE.items():
+        given, returned = (text and re.sub(written, shown, text) for text in (given, returned))
+    return given, returned
 
 
 def code_or_name(name: str, rawtext: str, text: str, *others: Any, **options: Any) -> Any:
@@ -109,7 +124,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", mend_page)
     app.connect("include-read", mend_included)
     app.connect("missing-reference", find_elsewhere)
-    app.connect("autodoc-process-docstring", separate_code)
+    app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("autodoc-process-signature", readable)
     app.add_role("code-or-name", code_or_name)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,11 +25,11 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a help text for the cell of a table: what is not code has no marks of HTML."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(part if part.startswith("`") else re.sub(r"([<*])", r"\\\1", part) for part in parts).replace(
-        "|", "\\|"
-    )
+    """Return a help text as Markdown: options are code, and other text has no marks of HTML."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", " ".join(text.split()))
+    parts = re.split(r"(`[^`]*`)", text)
+    shown = (part if part.startswith("`") else re.sub(r"([<*])", r"\\\1", part) for part in parts)
+    return "".join(shown).replace("|", "\\|")
 
 
 def table(settings: Sequence[Setting], prefix: str) -> list[str]:
@@ -45,12 +46,15 @@ def sections_of(source: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[S
     if not (isinstance(source, type) and issubclass(source, Config)):
         yield from (source() if callable(source) else source).items()
         return
-    groups = {
-        name: field.annotation
-        for name, field in source.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Config)
-    }
-    yield prefix, [setting for setting in settings_of(source) if setting.name not in groups]
+    groups = {}
+    for name, field in source.model_fields.items():
+        for schema in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(schema, type) and issubclass(schema, Config):
+                groups[name] = schema
+    yield (
+        prefix,
+        [each for each in settings_of(source) if source.model_fields[each.name].annotation not in groups.values()],
+    )
     for name, schema in groups.items():
         yield from sections_of(schema, f"{prefix}{name}.")
 
@@ -76,7 +80,7 @@ class Settings(SphinxDirective):
             for each in tables:
                 for inner in each.findall(nodes.table):
                     inner["classes"].append("settings")
-            if title:
+            if title := title.removeprefix("--option NAME=VALUE, "):
                 heading = nodes.title("", "", nodes.literal(title, title) if prefix else nodes.Text(title))
                 section = nodes.section("", heading, *tables, names=[nodes.fully_normalize_name(title)])
                 self.state.document.note_implicit_target(section, section)
@@ -87,7 +91,7 @@ class Settings(SphinxDirective):
     def _add_to_index(self, row: nodes.row, name: str) -> None:
         anchor = f"setting-{self.env.new_serialno('setting')}-{nodes.make_id(name)}"
         row["ids"].append(anchor)
-        row[0].insert(0, addnodes.index(entries=[("single", name, anchor, "", None)]))
+        row[0].insert(0, addnodes.index(entries=[("single", name, anchor, "main", None)]))
 
 
 class CommandLine(SphinxDirective):

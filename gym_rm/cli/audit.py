@@ -51,7 +51,7 @@ def audit(
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
-    python agents/grpo.py env.reward_model=my-reward-model env.audit=audit.json
+    gym-rm grpo env.reward_model=my-reward-model env.audit=audit.json
 
     Exit codes: 0 finished; 1 error; 2 invalid arguments; 3 the warning level is above --max-level; 130 interrupted.
     """

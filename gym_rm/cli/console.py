@@ -31,7 +31,7 @@ def exit_codes(advice: str = "interrupted.") -> Iterator[None]:
     except KeyboardInterrupt:
         stderr.print(advice)
         raise typer.Exit(130) from None
-    except (GymRMError, OSError) as error:
+    except (GymRMError, FloatingPointError, OSError) as error:
         fail(error, code=1)
 
 

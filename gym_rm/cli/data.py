@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from gym_rm.cli.console import exit_codes, fail, quiet_loading
+from gym_rm.cli.scorer_arguments import Columns
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError
 
@@ -39,7 +40,9 @@ def inspect(
     ],
     reward_model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of a reward model, or embedded: count tokens. Its weights are not read."),
+        typer.Option(
+            help="Folder or hub id of a reward model, or embedded:reward_model: count tokens. Its weights are not read."
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="The same with the tokenizer of a model that is no reward model yet.")
@@ -51,6 +54,7 @@ def inspect(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the reward model or of its text; may be repeated."),
     ] = None,
+    column: Columns = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what is understood of a file of preferences, and what may be wrong with it.
@@ -73,7 +77,10 @@ def inspect(
         reader = _text_reader(reward_model, tokenizer, max_length, option or [])
         found = inspect_comparisons(
             load_comparisons(
-                "/dev/stdin" if source == "-" else source, name=source.rstrip("/").rsplit("/", 1)[-1], on_error="drop"
+                "/dev/stdin" if source == "-" else source,
+                name=source.rstrip("/").rsplit("/", 1)[-1],
+                on_error="drop",
+                columns=override_values(column or []),
             ),
             reader=reader,
         )
@@ -100,4 +107,4 @@ def _text_reader(
         fail(error, code=2)
     if tokenizer is not None:
         return reader_of_tokenizer(tokenizer, **options)
-    return reader_of_reward_model(None if reward_model == "embedded" else reward_model, **options)
+    return reader_of_reward_model(reward_model, **options)

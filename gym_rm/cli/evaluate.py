@@ -19,7 +19,8 @@ from rich.text import Text
 
 import gym_rm
 from gym_rm.cli.console import exit_codes, fail, stderr
-from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads, without_key
+from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads, without_key
+from gym_rm.config import override_values
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
 from gym_rm.data.rows import sampled
 from gym_rm.errors import ConfigError
@@ -79,6 +80,7 @@ def evaluate(
     ] = "stop",
     rows: Annotated[int | None, typer.Option(min=1, help="Most rows of a file, by a random sample.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
+    column: Columns = None,
     batch_size: BatchSize = 128,
     threads: Threads = None,
     option: Options = None,
@@ -107,6 +109,9 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
+        renamed = override_values(column or [])
+        if benchmark is not None and column:
+            raise ConfigError(f"--column has no effect with --benchmark {benchmark}; leave it out.")
         if benchmark is not None and best_of_n is not None:
             raise ConfigError(f"--best-of-n has no effect with --benchmark {benchmark}; leave it out.")
         if reward_model is not None and scores is not None:
@@ -146,7 +151,13 @@ def evaluate(
             else:
                 skip = on_error == "skip"
                 results.sets = evaluate_files(
-                    sources, models, gold=best_of_n, skip_malformed=skip, rows=rows, seed=seed
+                    sources,
+                    models,
+                    gold=best_of_n,
+                    skip_malformed=skip,
+                    rows=rows,
+                    seed=seed,
+                    columns=renamed,
                 )
         written = [] if output is None else write_results(output, results)
     if as_json:
@@ -270,6 +281,7 @@ def evaluate_files(
     skip_malformed: bool = False,
     rows: int | None = None,
     seed: int = 0,
+    columns: Mapping[str, str] | None = None,
 ) -> list[SetEvaluation]:
     """Evaluate one model or two on each file of preferences, or on a sample of at most `rows` of its rows.
 
@@ -279,7 +291,7 @@ def evaluate_files(
     """
     on_error: Literal["raise", "drop"] = "drop" if skip_malformed else "raise"
     sets = [
-        load_comparisons(each, name=name, on_error=on_error)
+        load_comparisons(each, name=name, on_error=on_error, columns=columns)
         for each, name in zip(sources, short_names(sources), strict=True)
     ]
     sets = [dataclasses.replace(each, comparisons=tuple(sampled(each.comparisons, rows, seed=seed))) for each in sets]

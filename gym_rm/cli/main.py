@@ -11,11 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 import gym_rm
+from gym_rm.cli.agent import PASSED_ON, agent, demo, grpo
 from gym_rm.cli.audit import audit
-from gym_rm.cli.console import PrintedWarnings
+from gym_rm.cli.console import WIDTH, PrintedWarnings
 from gym_rm.cli.data import data
+from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
-from gym_rm.cli.option_help import command_with_settings, scorer_options
+from gym_rm.cli.option_help import USUAL, command_with_settings, scorer_options
 from gym_rm.cli.plan import plan, plan_sections
 from gym_rm.cli.report import report
 from gym_rm.cli.score import score
@@ -40,16 +42,20 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-app.command(cls=command_with_settings(scorer_options))(score)
-app.command(cls=command_with_settings(scorer_options))(serve)
+app.command(cls=command_with_settings(scorer_options, USUAL))(score)
+app.command(cls=command_with_settings(scorer_options, USUAL))(serve)
 app.command(cls=command_with_settings(training_sections))(train)
-app.command(cls=command_with_settings(scorer_options))(evaluate)
+app.command(cls=command_with_settings(scorer_options, USUAL))(evaluate)
 app.command(cls=command_with_settings(plan_sections))(plan)
 app.add_typer(data, name="data")
-app.command(cls=command_with_settings(scorer_options))(audit)
+app.command(cls=command_with_settings(scorer_options, USUAL))(audit)
 app.command()(report)
+app.command()(doctor)
+app.command(context_settings=PASSED_ON)(agent)
+app.command(context_settings=PASSED_ON, add_help_option=False)(grpo)
+app.command()(demo)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +30,7 @@ from gym_rm.planning.simulation import SimulationSettings
 from gym_rm.planning.simulation import simulate as run_simulation
 
 if TYPE_CHECKING:
-    from gym_rm.planning.refusals import Violation
+    from gym_rm.planning.refusals import Infeasible
 
 PICTURES, FILES = (".svg", ".png"), (".json", ".yaml", ".yml")
 HINT = """\
@@ -64,7 +65,8 @@ def plan(
         list[str] | None,
         typer.Argument(
             metavar="REQUEST.yaml NAME=VALUE",
-            help="File with the cluster, the models and the work of a step, and settings that change it.",
+            help="File with the cluster, the models and the work of a step, or the name of one of the package's "
+            "(h100_1x8), and settings that change it.",
         ),
     ] = None,
     output: Annotated[
@@ -78,7 +80,7 @@ def plan(
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["verl", "openrlhf", "nemo-rl", "trl", "ray"] | None,
+        Literal["gym-rm", "verl", "openrlhf", "nemo-rl", "trl", "ray"] | None,
         typer.Option("--for", help="Print the plan as settings of this library, or as placement groups of Ray."),
     ] = None,
     simulate: Annotated[
@@ -92,8 +94,8 @@ def plan(
 ) -> None:
     """Plan where every model goes, whether it fits, how long a step takes and what limits it.
 
-    Nothing is loaded: sizes come from configurations. REQUEST.yaml has the cluster, the models and the work of a step;
-    configs/plan has examples, and docs/planning.md explains them.
+    Nothing is loaded: sizes come from configurations. REQUEST.yaml has the cluster, the models and the work of a step,
+    see docs/planning.md; the name of one that comes with the package, such as h100_1x8, may stand for it.
 
     \b
     gym-rm plan                                      an example
@@ -218,13 +220,13 @@ def _several(
     else:
         file = files[0] if files else None
         wanted = [("as it is", file, overrides, ""), *((change, file, overrides, change) for change in changes)]
-    found: dict[str, Plan | tuple[Violation, ...]] = {}
+    found: dict[str, Plan | Infeasible] = {}
     mistakes = []
     for name, source, settings, change in wanted:
         try:
             found[name] = _planned(source, [*settings, *(divide_change(change) if change else ())])
         except Infeasible as error:
-            found[name] = error.violations
+            found[name] = error
         except GymRMError as error:
             if not found:  # the request itself is wrong
                 raise
@@ -234,7 +236,7 @@ def _several(
         _write(first, written)
     if as_json:
         values = {
-            name: each.to_dict() if isinstance(each, Plan) else {"violations": list(map(asdict, each))}
+            name: each.to_dict() if isinstance(each, Plan) else {"reasons": each.reasons, "fixes": each.fixes}
             for name, each in found.items()
         }
         typer.echo(json.dumps(values, indent=1))
@@ -247,7 +249,7 @@ def _several(
         raise typer.Exit(1)
 
 
-def _short(violations: Sequence[Violation]) -> str:
-    others = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-    text, fix = violations[0].text, violations[0].fix
-    return f"does not fit: {text}{others}{f' Fix: {fix}' if fix else ''}"
+def _short(error: Infeasible) -> str:
+    others = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
+    fix = f" It fits with {shlex.join(error.fixes[0])}" if error.fixes else ""
+    return f"does not fit: {error.reasons[0]}{others}{fix}"

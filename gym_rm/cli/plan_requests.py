@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm import checks
-from gym_rm.config import load_config, override_values
+from gym_rm.config import load_config, override_values, settings_file
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Plan, load_plan
 from gym_rm.planning.request_settings import ClusterSettings, PlanSettings
@@ -35,16 +35,10 @@ def divide_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """
     files, overrides = [], []
     for each in arguments:
-        path = Path(each)
-        if path.is_file():
-            files.append(path)
-        elif "=" in each:
+        if "=" in each and not Path(each).is_file():
             overrides.append(each)
         else:
-            raise ConfigError(
-                f"there is no request file {each!r}; expected a YAML file with the cluster and the models, or settings "
-                "such as gpus=16 and policy.model=Qwen/Qwen3-8B. Run gym-rm plan without arguments for an example."
-            )
+            files.append(settings_file(each, "plan"))
     return files, overrides
 
 

@@ -17,7 +17,7 @@ def report(
         Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="The page. Default: RUN/report.html.")
     ] = None,
 ) -> None:
-    """Write one HTML page about a run of agents/grpo.py or gym-rm train; it needs no network.
+    """Write one HTML page about a run of gym-rm grpo or gym-rm train; it needs no network.
 
     The page begins with signs of reward hacking and what to turn against them, then shows curves, and the
     conversations of training steps and held-out prompts, before and after training. docs/grpo.md explains them.

@@ -13,7 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.score_file import FileScoring, ScoringProgress
 from gym_rm.cli.score_output import check_output
-from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads
+from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
+from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
 
@@ -39,6 +40,7 @@ def score(
     turns: Annotated[
         Literal["last", "all"], typer.Option(help="Score only the last turn, or also every assistant turn.")
     ] = "last",
+    column: Columns = None,
     batch_size: BatchSize = 128,
     threads: Threads = None,
     option: Options = None,
@@ -49,7 +51,8 @@ def score(
 
     The command reads these fields of a row, in this order: a prompt with a list of replies (completions, solutions
     or responses), with chosen and rejected, or with a response; or a whole conversation in messages. The prompt is in
-    messages, prompt, context or question, as a text or a list of messages.
+    messages, prompt, context or question, as a text or a list of messages. Columns of other names are named by
+    --column prompt=Question --column response=Reply.
 
     The output has the same rows in the same order, with these added fields:
 
@@ -72,6 +75,7 @@ def score(
     """
     try:
         scorer = ScorerArguments.parse(reward_model, option, threads=threads)
+        renamed = override_values(column or [])
         path = None if source == "-" else Path(source)
         written = None if output == "-" else Path(output)
         if written is not None:
@@ -93,7 +97,8 @@ def score(
         make_scorer=scorer.load,
         source=path,
         output=written,
-        settings={**scorer.settings, "turns": turns, "key": key},
+        settings={**scorer.settings, "turns": turns, "key": key, **({"columns": renamed} if renamed else {})},
+        columns=renamed,
         overwrite=overwrite,
         turns=turns,
         key=key,

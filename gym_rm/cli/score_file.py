@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names
+from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
 from gym_rm.errors import ConfigError
@@ -88,6 +89,7 @@ class FileScoring:
         output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace an existing output.
+        columns: see `with_columns`.
         turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
         key: name of the added field, and prefix of the others.
         on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
@@ -100,6 +102,7 @@ class FileScoring:
     output: Path | None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     overwrite: bool = False
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     turns: Literal["last", "all"] = "last"
     key: str = "score"
     on_error: Literal["stop", "skip"] = "stop"
@@ -115,7 +118,7 @@ class FileScoring:
             GymRMError: the scorer failed for a whole batch. The lines that were finished before are stored.
         """
         with ExitStack() as stack:
-            source = InputFile(self.source, added_names(self.key), self.output, stack)
+            source = InputFile(self, stack)
             output = self._open_output(stack)
             if isinstance(output, FileOutput):
                 source.spool()
@@ -234,23 +237,22 @@ class InputFile:
     """The input of a run: a file in any format of rows, or JSON lines of standard input or a pipe.
 
     Args:
-        source: the file; None for standard input.
-        added: names that a row must not have, because they are added to it.
-        output: the file to write; a Parquet file keeps the columns of a Parquet file, also binary ones.
+        run: the run that reads it; a Parquet output keeps the columns of a Parquet input, also binary ones.
         stack: closes the files.
 
     Raises:
         ConfigError: the file cannot be read.
     """
 
-    def __init__(self, source: Path | None, added: Sequence[str], output: Path | None, stack: ExitStack) -> None:
-        self._source, self._added, self._stack = source, added, stack
-        self._keeps_columns = output is not None and format_of(output)[0] == "parquet"
-        self._name = str(source) if source else "standard input"
+    def __init__(self, run: FileScoring, stack: ExitStack) -> None:
+        self._source, self._columns, self._stack = run.source, run.columns, stack
+        self._added = added_names(run.key)  # a row must not have these
+        self._keeps_columns = run.output is not None and format_of(run.output)[0] == "parquet"
+        self._name = str(run.source) if run.source else "standard input"
         try:
-            self._stored: IO[bytes] = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
+            self._stored: IO[bytes] = stack.enter_context(run.source.open("rb")) if run.source else sys.stdin.buffer
         except OSError as error:
-            raise ConfigError(f"cannot read {str(source)!r}: {error.strerror}.") from error
+            raise ConfigError(f"cannot read {self._name!r}: {error.strerror}.") from error
 
     def spool(self) -> None:
         """Copy what can be read only once to a temporary file, so that `lines` can be called again."""
@@ -290,7 +292,7 @@ class InputFile:
                     raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
             if row:
                 stem = text[:-1].rstrip()
-            return InputLine(where, stem, row_to_score(present(row), where, number))
+            return InputLine(where, stem, row_to_score(with_columns(present(row), self._columns, where), where, number))
         except ConfigError as error:
             return InputLine(where, stem, error=str(error))
 

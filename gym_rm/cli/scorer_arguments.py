@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
@@ -18,10 +16,15 @@ from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer
 
-MODEL_HELP = "Folder, hub id, URL, module:function, or a JSON object as for load_scorer. Default: embedded."
+MODEL_HELP = "Folder, hub id, URL, module:function, file.py:function, or JSON for load_scorer. Default: embedded."
 RewardModel: TypeAlias = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 Options: TypeAlias = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any option of the scorer, see below; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="An option of the scorer (--help-all); may be repeated."),
+]
+Columns: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="NAME=COLUMN", help="Column of a field, as in prompt=Question; may be repeated."),
 ]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of conversations that are scored together.")]
 Threads: TypeAlias = Annotated[
@@ -79,7 +82,6 @@ class ScorerArguments:
 
         More threads than a model was loaded with can change the last bits of its scores, so a number is set before.
         """
-        sys.path.insert(0, os.getcwd())  # `module:function` may name a module there
         if self.threads is not None:
             set_threads(self.threads)
         if not (isinstance(self.model, str) and ":" in self.model):  # a function may not need transformers

@@ -43,7 +43,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Any option of the scorer, see below; also max_queue, request_timeout, drain_timeout and the other "
+            help="An option of the scorer (--help-all); also max_queue, request_timeout, drain_timeout and the other "
             "limits and options of the server (docs/server.md). May be repeated.",
         ),
     ] = None,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gym_rm.cli.console import fail, quiet_loading, stderr, warn
-from gym_rm.config import Setting, load_config, settings_of
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.cli.console import exit_codes, fail, quiet_loading, stderr, warn
+from gym_rm.config import Setting, load_config, settings_file, settings_of
+from gym_rm.errors import ConfigError
 
 EXAMPLE = """\
 Nothing to learn from. Pass a file of comparisons, and a model to start from:
@@ -39,18 +38,22 @@ def training_sections() -> Mapping[str, Sequence[Setting]]:
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIG.yaml NAME=VALUE", help="File of settings, and settings that change it."),
+        typer.Argument(
+            metavar="CONFIG.yaml NAME=VALUE",
+            help="File of settings, or the name of one of the package's (qwen3_0.6b), and settings that change it.",
+        ),
     ] = None,
 ) -> None:
     """Train a reward model on comparisons of replies, and write a Hugging Face folder.
 
     The output folder has final/ (the last model) and best/ (the best ones by checkpoint.metric), each with a model
     card; metrics.csv and validation.csv, which gym-rm report draws; and checkpoints/. A run that was stopped, or
-    killed, goes on if the command is repeated with the same output=.
+    killed, goes on if the command is repeated with the same output=; so does a finished one with a larger max_steps=.
 
     Several processes: torchrun --nproc-per-node 8 -m gym_rm train CONFIG.yaml, or accelerate launch.
 
-    Exit codes: 0 finished; 1 error; 2 invalid arguments; 143 stopped by SIGTERM, a checkpoint is written.
+    Exit codes: 0 finished; 1 error; 2 invalid arguments; 130 stopped by Ctrl-C, 143 by SIGTERM: the step is finished
+    and a checkpoint is written, repeat the command to resume (a second Ctrl-C stops at once, without one).
     """
     arguments = arguments or []
     files = [each for each in arguments if "=" not in each]
@@ -62,15 +65,14 @@ def train(
     from gym_rm.training.reward_model_settings import RewardModelTraining
 
     try:
-        settings = load_config(
-            RewardModelTraining, Path(files[0]) if files else None, [each for each in arguments if "=" in each]
-        )
+        file = settings_file(files[0], "rm") if files else None
+        settings = load_config(RewardModelTraining, file, [each for each in arguments if "=" in each])
     except ConfigError as error:
         fail(error, 2)
     quiet_loading()
     from gym_rm.training.trainer import Finished, Trainer  # imported here because importing torch is slow
 
-    try:
+    with exit_codes():
         trainer = Trainer(settings)
         main = trainer.accelerator.is_main_process
         if settings.model.path is None and main:
@@ -78,10 +80,10 @@ def train(
                 "training goes on from the small reward model that is part of the package, because model.path is "
                 "missing; pass a folder or hub id, with model.new_head=true if the model has no head."
             )
+        if trainer.step and main:
+            stderr.print(f"resuming after step {trainer.step} of {len(trainer.steps)}")
         with _progress(trainer.step, len(trainer.steps), shown=main) as report:
             finished: Finished = trainer.run(report)
-    except (GymRMError, FloatingPointError, OSError) as error:
-        fail(error, 1)
     if main:
         _print_result(finished)
 

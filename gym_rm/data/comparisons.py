@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gym_rm.checks import one_of
+from gym_rm.data.columns import with_columns
 from gym_rm.data.findings import grouped
 from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.messages import check_encodable
@@ -53,7 +54,13 @@ class ComparisonSet:
     shapes: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise", "drop"] = "raise") -> ComparisonSet:
+def load_comparisons(
+    source: Source,
+    *,
+    name: str = "",
+    on_error: Literal["raise", "drop"] = "raise",
+    columns: Mapping[str, str] | None = None,
+) -> ComparisonSet:
     """Load comparisons from a file, a hub data set or an iterable (see `load_prompts`).
 
     The shape of each row is found from its fields, so a file may have several:
@@ -78,6 +85,7 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
         source: the file, data set or iterable.
         name: name of the set; empty for the name of the source.
         on_error: raise an error for a malformed row, or drop it.
+        columns: columns that have other names, as in `{"prompt": "Question"}`.
 
     Raises:
         ConfigError: the source cannot be read, it has no rows, all rows are dropped, or a row is malformed: the message
@@ -97,7 +105,7 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
         try:
             if isinstance(row, ConfigError):
                 raise row
-            shape, comparison = comparison_of_row(present(row, keep_nan=True), where)
+            shape, comparison = comparison_of_row(with_columns(present(row, keep_nan=True), columns, where), where)
             for message in itertools.chain(comparison.prompt, *comparison.replies):
                 check_encodable(message["content"], where, "a message")
             if tools := canonical_tools(comparison.metadata.get("tools"), f"{where}: 'tools'"):

@@ -63,7 +63,7 @@ class SimulatedUser(NeverCopied):
 
     Example:
         >>> import gymnasium as gym, gym_rm
-        >>> user = SimulatedUser("embedded", temperature=3.0, max_new_tokens=8, max_turns=2)
+        >>> user = SimulatedUser("embedded:policy", temperature=3.0, max_new_tokens=8, max_turns=2)
         >>> length = lambda conversations: [len(c) for c in conversations]
         >>> envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=length, prompts=["Hi"], respond=user)
         >>> observations, infos = envs.reset(seed=0)

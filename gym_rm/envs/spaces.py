@@ -222,8 +222,8 @@ class ConversationSpace(spaces.Sequence):
 
     def __init__(self, max_length: int = MAX_LENGTH, *, seed: Seed = None) -> None:
         self.content_space = UnicodeText(max_length)
-        texts = {"role": UnicodeText(MAX_ROLE_LENGTH, min_length=1), "content": self.content_space}
-        super().__init__(spaces.Dict(texts), seed=seed)
+        role = UnicodeText(MAX_ROLE_LENGTH, min_length=1)
+        super().__init__(spaces.Dict(role=role, content=self.content_space), seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
         """Return a random conversation of at least one message, four on average."""

@@ -134,5 +134,4 @@ def judge_report(
 def compares_groups(provenance: Provenance | None) -> bool:
     """Return whether a scorer compares the replies of a group with each other, so that one alone has no reward."""
     settings = {} if provenance is None else provenance.settings
-    in_groups = settings.get("against") == "group" and settings.get("comparisons") != "reference"
-    return in_groups or settings.get("mode") == "listwise" or settings.get("compared_with") == "the call"
+    return settings.get("mode") == "listwise" or settings.get("comparisons", "reference") != "reference"

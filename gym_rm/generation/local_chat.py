@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from gym_rm.checks import model_source
 from gym_rm.config import parse_settings
-from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.engine.loading.files import tensor_files
 from gym_rm.engine.loading.revision import revision_of
 from gym_rm.engine.text.input_format import InputFormat
@@ -27,7 +27,6 @@ from gym_rm.generation.sampling import LocalSampler
 from gym_rm.scorer import NeverCopied, lock_open_after_fork
 from gym_rm.types import Conversation, Provenance
 
-EMBEDDED = {"embedded": "policy", "embedded:judge": "judge"}
 NO_TIME = "no reply before the time was over"
 
 
@@ -38,15 +37,15 @@ class LocalChatModel(NeverCopied):
     for each other.
 
     Args:
-        path: folder or hub id of a chat model; `"embedded"` for the embedded policy, `"embedded:judge"` for the
-            embedded judge, which compares replies to the embedded prompts in the form of `style="genrm"`.
+        path: folder or hub id of a chat model; `"embedded:policy"`; or `"embedded:judge"`, which compares replies to
+            the embedded prompts in the form of `style="genrm"`.
         **options: the fields of `LocalChatOptions`.
 
     Raises:
         ConfigError: there is no such model, it has no chat template, or an option is invalid.
 
     Example:
-        >>> model = LocalChatModel("embedded", max_new_tokens=4)
+        >>> model = LocalChatModel("embedded:policy", max_new_tokens=4)
         >>> (reply,) = model.reply([[{"role": "user", "content": "Which is larger, 3 or 5?"}]], seeds=[0])
         >>> reply.error is None
         True
@@ -55,7 +54,7 @@ class LocalChatModel(NeverCopied):
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.options = parse_settings(LocalChatOptions, options)
         self.name = os.fspath(path)
-        self._source = embedded(EMBEDDED[self.name]) if self.name in EMBEDDED else self.name
+        self._source = model_source("model", self.name)
         model, tokenizer = open_chat_model(
             self._source,
             option="model",

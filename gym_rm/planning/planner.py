@@ -17,7 +17,7 @@ from gym_rm.planning.plan import SIZES_OF, Plan, Role
 from gym_rm.planning.plan_from_search import make_plan
 from gym_rm.planning.plan_request import Component, PlanRequest, StepWorkload
 from gym_rm.planning.quantities import show_seconds
-from gym_rm.planning.refusals import Infeasible, Violation, check, explain
+from gym_rm.planning.refusals import Changes, broken_rules, has_plan, refusal
 from gym_rm.planning.request_settings import ComponentSettings, InferenceSettings, PlanSettings
 from gym_rm.planning.search import search
 
@@ -34,7 +34,7 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
         overrides: changes such as `cluster.nodes=2`, of a file or a mapping.
 
     Raises:
-        Infeasible: there is no plan; the message has all reasons, each with a change that mends it.
+        Infeasible: there is no plan; the message has all reasons, and the changes of settings that are enough.
         ConfigError: settings are wrong; the message lists all problems.
 
     Example:
@@ -43,16 +43,19 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
         1
     """
     values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
-    return plan_request(read_request(load_config(PlanSettings, values, overrides)))
-
-
-def plan_request(request: PlanRequest) -> Plan:
-    """Return the best plan for a request that was read."""
-    if violations := check(request):
-        raise Infeasible(violations, name=request.name)
-    result = search(request)
+    settings = load_config(PlanSettings, values, overrides)
+    request = read_request(settings)
+    rules = list(broken_rules(request))
+    result = None if rules else search(request)
     if result is None:
-        raise explain(request)
+
+        def fits(changes: Changes) -> bool:
+            try:
+                return has_plan(read_request(load_config(PlanSettings, settings.model_dump(), changes)))
+            except ConfigError:
+                return False
+
+        raise refusal(settings, request, rules, fits)
     found = make_plan(request, result)
     return replace(found, notes=(*found.notes, *_suggestions(request, found)))
 
@@ -67,7 +70,7 @@ def _suggestions(request: PlanRequest, found: Plan) -> Iterator[str]:
         changes["workload.asynchronous=true"] = replace(request, workload=replace(request.workload, asynchronous=True))
     for change, changed in changes.items():
         try:
-            other = None if changed == request or check(changed) else search(changed)
+            other = None if changed == request or any(broken_rules(changed)) else search(changed)
         except ConfigError:  # too many combinations to find one that fits
             continue
         if other is not None and other.step_seconds < 0.95 * found.step_seconds:
@@ -189,7 +192,7 @@ def _pools(settings: PlanSettings, components: Sequence[Component]) -> tuple[tup
     """Return the pools that the request fixes, or None. Generation with the policy's weights is in its pool.
 
     Raises:
-        Infeasible: a component is in no pool, in two, or unknown.
+        ConfigError: a component is in no pool, in two, or unknown.
     """
     names = [component.name for component in components]
     inside = {component.name for component in components if component.engine == "transformers"}
@@ -199,15 +202,12 @@ def _pools(settings: PlanSettings, components: Sequence[Component]) -> tuple[tup
         return (tuple(names),)
     pools = [(name,) for name in names if name not in inside] if settings.pools == "apart" else list(settings.pools)
     listed = [name for group in pools for name in group]
-    wrong = [(f"pools: {name!r} is no component.", f"Components are {', '.join(names)}.")
-             for name in listed if name not in names]  # fmt: skip
-    wrong += [(f"pools: {name!r} is in more than one pool.", "List it once.")
-              for name in dict.fromkeys(listed) if listed.count(name) > 1]  # fmt: skip
-    wrong += [(f"pools: {name!r} is in no pool.", "Add it to a pool, or as a pool of its own.")
-              for name in names if name not in listed and name not in inside]  # fmt: skip
+    wrong = [f"{name!r} is no component" for name in listed if name not in names]
+    wrong += [f"{name!r} is in more than one pool" for name in dict.fromkeys(listed) if listed.count(name) > 1]
+    wrong += [f"{name!r} is in no pool" for name in names if name not in listed and name not in inside]
     if inside & {*listed} and not any({"policy", *inside} <= set(group) for group in pools):
-        wrong.append(("pools: generation by transformers uses the policy's weights.", "List it with policy."))
+        wrong.append("generation by transformers uses the policy's weights and is listed with policy")
     if wrong:
-        raise Infeasible([Violation(*each) for each in wrong], name=settings.name)
+        raise ConfigError(f"pools: {'; '.join(wrong)}. List each of {', '.join(names)} in one pool.")
     missing = inside - {*listed}
     return tuple((*group, *missing) if "policy" in group else tuple(group) for group in pools if group)

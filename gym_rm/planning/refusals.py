@@ -1,228 +1,304 @@
-"""Why a request has no plan: every rule that it breaks, each with a change that keeps it."""
+"""Why a request has no plan, and the settings with which it has one."""
 
 from __future__ import annotations
 
-import bisect
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.component_options import awake_options, divisors_violated, places
-from gym_rm.planning.hardware.devices import Cluster, Device
+from gym_rm.planning.component_options import SMALLEST_BATCH, Option, awake_options, divisors_violated, places
+from gym_rm.planning.hardware.devices import KINDS, Cluster, Device
 from gym_rm.planning.plan import Role
-from gym_rm.planning.plan_request import Component, PlanRequest
+from gym_rm.planning.plan_request import Component, PlanRequest, StepWorkload
 from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
-from gym_rm.planning.search import coarse_sizes, fixed_sizes, search
+from gym_rm.planning.request_settings import PlanSettings
+from gym_rm.planning.search import pool_sizes, search
 
 MOST_COMPONENTS = 8  # more have too many partitions to search
-MOST_MEMORY = 2048  # GiB of a GPU in a suggestion
-MOST_GPUS = 64  # of a cluster in a suggestion
+MOST_MEMORY = 2048  # GiB of a CPU in a fix, and of a GPU where the missing memory is computed
+MOST_GPUS = 64  # of a cluster in a fix
 FIXED = ("num_gpus", "num_replicas", "fsdp_size", "tensor_parallel_size", "quantization")
+CHOICES = (*FIXED[:4], "max_num_batched_tokens", "max_num_seqs", "sleeps", "gradient_checkpointing")  # may be auto
+
+Changes: TypeAlias = tuple[str, ...]
+"""Settings such as `policy.lora.rank=16`, which are changed together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A rule that a request breaks, in words with the values, and the smallest change that keeps it."""
+class BrokenRule(NamedTuple):
+    """A rule that a request breaks, in words with the values, and the settings that keep it; empty if none do."""
 
     text: str
-    fix: str
+    changes: Changes
 
 
 class Infeasible(ConfigError):
-    """No plan exists. `violations` has all reasons that were found."""
+    """No plan exists. `reasons` says why; with each of `fixes` there is one, the smallest change first."""
 
-    def __init__(self, violations: Sequence[Violation], *, name: str = "the request") -> None:
-        self.violations = tuple(violations)
-        count = "1 reason" if len(self.violations) == 1 else f"{len(self.violations)} reasons"
-        lines = "".join(f"\n  {violation.text}\n    {violation.fix}" for violation in self.violations)
-        super().__init__(f"{name} has no plan, for {count}:{lines}")
+    def __init__(self, reasons: Sequence[str], fixes: Sequence[Changes], *, name: str) -> None:
+        self.reasons, self.fixes = tuple(reasons), tuple(fixes)
+        count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
+        lines = [f"{name} has no plan, for {count}:", *(f"  {reason}" for reason in reasons)]
+        if fixes:
+            lines += ["There is a plan with any of:", *(f"  {shlex.join(fix)}" for fix in fixes)]
+        else:
+            lines.append("No change of the settings that was tried is enough: use smaller models or more memory.")
+        super().__init__("\n".join(lines))
 
 
-def check(request: PlanRequest) -> list[Violation]:
-    """Return the rules that a request breaks, before any search."""
-    violations: list[Violation] = []
+# --- why -------------------------------------------------------------------------------------------------------------
+
+
+def broken_rules(request: PlanRequest) -> Iterator[BrokenRule]:
+    """Yield the rules that a request breaks, before any search."""
     for component in request.components:
-        violations += [*_tensor_parallel(component, request.cluster.node_gpus), *_lengths(component, request)]
-        violations += _device(component, request.cluster.device)
-    return [*violations, *_step(request)]
+        yield from _tensor_parallel(component, request.cluster.node_gpus)
+        yield from _lengths(component, request.workload)
+        yield from _device(component, request.cluster.device)
+    yield from _step(request)
 
 
-def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation]:
+def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[BrokenRule]:
     size, name = component.tensor_parallel_size, f"{component.path}.tensor_parallel_size"
     if size is None:
         return
-    allowed = [number for number in range(1, node_gpus + 1) if not divisors_violated(component, number)]
-    nearest = min(allowed, key=lambda number: (abs(number - size), number))
-    for what, number in divisors_violated(component, size):
-        yield Violation(
-            f"{name}={size} does not divide the {number:,} {what} of {component.shape.name}.",
-            f"Set {name}={nearest} (possible: {', '.join(map(str, allowed))}).",
-        )
-    if size > node_gpus:
-        larger = f", or {component.path}.fsdp_size for a larger group" if component.role.trains else ""
-        yield Violation(
-            f"{name}={size} is more than the {node_gpus} GPUs of a node; a tensor-parallel group stays in one node.",
-            f"Set {name}={nearest}{larger}.",
-        )
+    wrong = [f"divide the {number:,} {what} of {component.shape.name}" for what, number in
+             divisors_violated(component, size)]  # fmt: skip
+    wrong += [f"stay in a node of {node_gpus} GPUs"] if size > node_gpus else []
+    if wrong:
+        allowed = [number for number in range(1, node_gpus + 1) if not divisors_violated(component, number)]
+        nearest = min(allowed, key=lambda number: (abs(number - size), number))
+        text = f"{name}={size} does not {', '.join(wrong)}; possible: {', '.join(map(str, allowed))}."
+        yield BrokenRule(text, (f"{name}={nearest}",))
 
 
-def _device(component: Component, device: Device) -> Iterator[Violation]:
+def _device(component: Component, device: Device) -> Iterator[BrokenRule]:
     """Say which savings of memory a device does not have."""
     name, given = component.path, component.quantization
-    possible = "int8" if device.is_cpu else "fp8" if device.has_fp8 else None
+    possible = "int8" if device.is_cpu else "fp8" if device.has_fp8 else "null"
     if given not in (None, possible):
         text = f"{name}.quantization={given} does not run on {device.name}."
-        yield Violation(text, f"Set {name}.quantization={possible or 'null'}.")
+        yield BrokenRule(text, (f"{name}.quantization={possible}",))
     if device.is_cpu and component.sleeps:
         text = f"{name}.sleeps=true frees nothing on a CPU, where weights that sleep are in the same memory."
-        yield Violation(text, f"Set {name}.sleeps=false.")
+        yield BrokenRule(text, (f"{name}.sleeps=false",))
     if device.is_cpu and component.role.trains and component.optimizer == "adamw_8bit":
         text = f"{name}.optimizer=adamw_8bit needs a GPU: bitsandbytes has no 8-bit optimizer for CPUs."
-        yield Violation(text, f"Set {name}.optimizer=adamw, and {name}.lora_rank=16 if it does not fit.")
+        yield BrokenRule(text, (f"{name}.optimizer=adamw",))
 
 
-def _lengths(component: Component, request: PlanRequest) -> Iterator[Violation]:
-    work, name, budget = request.workload, component.path, component.max_num_batched_tokens
+def _lengths(component: Component, work: StepWorkload) -> Iterator[BrokenRule]:
+    name, budget = component.path, component.max_num_batched_tokens
     if budget is not None and component.role is not Role.GENERATION and budget < work.longest:
-        yield Violation(
-            f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens.",
-            f"Set {name}.max_num_batched_tokens={work.longest}.",
+        text = (
+            f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens."
         )
+        yield BrokenRule(text, (f"{name}.max_num_batched_tokens={work.longest}",))
     limit = component.shape.max_length
     if limit is not None and work.longest > limit:
-        over = math.ceil((work.longest - limit) / work.turns)
-        yield Violation(
-            f"{name}: the longest conversation has {work.longest:,} tokens, {component.shape.name} reads {limit:,}.",
-            f"Make prompts or replies {over:,} tokens shorter.",
-        )
+        text = f"{name}: the longest conversation has {work.longest:,} tokens, {component.shape.name} reads {limit:,}."
+        fewer = int(work.replies.maximum) - math.ceil((work.longest - limit) / work.turns)
+        yield BrokenRule(text, (f"workload.reply_tokens={fewer}",) if fewer > 0 else ())
 
 
-def _step(request: PlanRequest) -> Iterator[Violation]:
+def _step(request: PlanRequest) -> Iterator[BrokenRule]:
     """Say what is wrong with the work of a step, or with the number of components."""
     work, roles = request.workload, {component.role for component in request.components}
     compares = Role.REWARD_TRAINING in roles or (Role.POLICY in roles and Role.CRITIC not in roles)
     if work.group_size < 2 and compares:
-        yield Violation(
-            f"workload.group_size={work.group_size}: GRPO and training on pairs compare replies to one prompt.",
-            "Set workload.group_size=2 or more, or train the policy with a critic (PPO).",
-        )
+        text = f"workload.group_size={work.group_size}: without a critic, replies to one prompt are compared."
+        yield BrokenRule(text, ("workload.group_size=2",))
     if work.updates_per_step > work.conversations:
-        yield Violation(
-            f"workload.updates_per_step={work.updates_per_step} is more than the {work.conversations} conversations "
-            "of a step.",
-            f"Set workload.updates_per_step={work.conversations}.",
-        )
+        text = f"workload.updates_per_step={work.updates_per_step} is more than the conversations of a step, "
+        yield BrokenRule(f"{text}{work.conversations}.", (f"workload.updates_per_step={work.conversations}",))
     if request.pools is None and len(request.components) > MOST_COMPONENTS:
-        yield Violation(
-            f"{len(request.components)} components can share GPUs in too many ways to try; up to {MOST_COMPONENTS} "
-            "are tried.",
-            "Say which share GPUs: pools: together, pools: apart, or pools: [[policy, generation], [...]].",
-        )
+        count = len(request.components)
+        text = f"{count} components can share {request.cluster.device.processor}s in too many ways to try them all; "
+        yield BrokenRule(f"{text}say in pools which do.", ("pools=together",))
 
 
-# --- after the search ------------------------------------------------------------------------------------------------
-
-
-def explain(request: PlanRequest) -> Infeasible:
-    """Return why the search found nothing, with the memory that is missing and the smallest change that is enough."""
-    if request.step_seconds is not None and (fastest := search(replace(request, step_seconds=None))) is not None:
-        seconds = math.ceil(fastest.step_seconds * 10) / 10
-        gpus = _more_gpus(request)
-        text = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}."
-        more = f" or more, or use {gpus} {request.cluster.device.processor}s" if gpus else ""
-        fix = f"Set step_seconds={seconds:g}{more}."
-        violations = [Violation(f"step_seconds={request.step_seconds:g}: {text}", fix)]
-    else:
-        violations = _contradictions(request) or _too_large(replace(request, step_seconds=None))
-    return Infeasible(violations, name=request.name)
-
-
-def _contradictions(request: PlanRequest) -> list[Violation]:
-    """Say which components have fixed numbers that leave no number of GPUs, however large the GPUs are."""
-    violations = []
+def _shortages(request: PlanRequest) -> list[str]:
+    """Say which components do not fit, each alone or all together, if the request keeps all rules."""
+    texts, device = [], request.cluster.device
     for component in request.components:
-        fixed = [f"{field}={value}" for field in FIXED if (value := getattr(component, field)) is not None]
-        if fixed and _peak_alone(component, request) is None:
-            work = f"{request.cluster.num_gpus} GPUs and {request.workload.conversations} conversations of a step"
-            text = f"{component.path}: {', '.join(fixed)} cannot be kept with {work}."
-            violations.append(Violation(text, f"Leave one of {component.path}'s numbers auto, or change it."))
-    return violations
-
-
-def _too_large(request: PlanRequest) -> list[Violation]:
-    """Say by how much components are too large for the cluster, each alone or all together."""
-    change, device = _change(request), request.cluster.device
-    texts = []
-    for component in request.components:
-        needed = (_peak_alone(component, request) or 0.0) + device.reserved.value
-        short = needed - device.memory.value
-        if component.engine == "vllm" and component.gpu_memory_utilization < needed / device.memory.value < 1:
-            share = math.ceil(100 * needed / device.memory.value) / 100
-            text = f"{component.path}: the engine needs {show_bytes(needed)} of a GPU for its weights and at least the "
-            text += f"longest conversation, {component.gpu_memory_utilization:g} of it are less."
-            return [Violation(text, f"Set {component.path}.gpu_memory_utilization={share:g}.")]
-        if short > 0:
+        peak = _peak_alone(component, request)
+        if peak is None:
+            fixed = [f"{field}={value}" for field in FIXED if (value := getattr(component, field)) is not None]
+            work = f"{request.cluster.num_gpus} {device.processor}s and {request.workload.conversations} conversations"
+            texts.append(f"{component.path}: {', '.join(fixed)} cannot be kept with {work} of a step.")
+            continue
+        needed, share = peak + device.reserved.value, component.gpu_memory_utilization
+        size = f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters)"
+        if needed > device.memory.value:
             texts.append(
-                f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does "
-                f"not fit: spread as well as it can be, each {device.processor} is {show_bytes(short)} short."
+                f"{size} does not fit: spread as well as it can be, each {device.processor} is "
+                f"{show_bytes(needed - device.memory.value)} short."
             )
-    return [Violation(text, change) for text in texts or ["the components fit one by one, but not together."]]
+        elif component.engine == "vllm" and needed > share * device.memory.value:
+            text = f"{size} needs {show_bytes(needed)} of a {device.processor} for its weights and one conversation, "
+            texts.append(f"{text}which is more than {component.path}.gpu_memory_utilization={share:g} of it.")
+    return texts or ["the components fit one by one, but not together."]
 
 
 def _peak_alone(component: Component, request: PlanRequest) -> float | None:
     """Return the fewest bytes of a GPU that a component alone can need; None if its fixed numbers allow nothing."""
-    cluster = request.cluster
-    large = replace(request, cluster=_with_memory(cluster, MOST_MEMORY))
-    sizes = {*coarse_sizes(cluster.num_gpus), *fixed_sizes(request, cluster.num_gpus)}
-    wheres = [next(places(size, cluster.node_gpus)) for size in sizes if component.num_gpus in (None, size)]
-    options = [awake_options(component, where, large, together=True, known={}) for where in wheres]
-    return min((option.peak for found in options for option in found), default=None)
+    memory = replace(request.cluster.device.memory, value=float(MOST_MEMORY * GIB))
+    large = replace(request.cluster, device=request.cluster.device.with_quantities({"memory": memory}))
+    return min((option.peak for option in _options_alone(component, replace(request, cluster=large))), default=None)
 
 
-def _change(request: PlanRequest) -> str:
-    """Return the smallest change of the hardware with which the whole request has a plan."""
-    changes, processor = [], request.cluster.device.processor
-    if _fits(request, _with_memory(request.cluster, MOST_MEMORY)):
-        gib = _least(1, MOST_MEMORY, lambda size: _fits(request, _with_memory(request.cluster, size)))
-        changes.append(f"{processor}s with {gib} GiB")
-    if gpus := _more_gpus(request):
-        changes.append(f"{gpus} {processor}s")
-    if not changes:
-        return (
-            f"No size of {processor} up to 2 TiB is enough: use a smaller model, shorter texts or fewer fixed numbers."
-        )
-    return "It fits on " + ", or on ".join(changes) + "; or use a smaller dtype, LoRA, or shorter texts."
+def _options_alone(component: Component, request: PlanRequest) -> Iterator[Option]:
+    """Yield the options of a component with GPUs of its own, where it takes the least at a time."""
+    given = component.max_num_batched_tokens or max(request.workload.longest, SMALLEST_BATCH)
+    again = component.gradient_checkpointing
+    again = True if again is None and not request.cluster.device.is_cpu else again  # on a CPU it may need more
+    component = replace(component, max_num_batched_tokens=given, gradient_checkpointing=again)
+    for size in pool_sizes(request):
+        if component.num_gpus in (None, size):
+            where = next(places(size, request.cluster.node_gpus))
+            yield from awake_options(component, where, request, together=True, known={})
 
 
-def _more_gpus(request: PlanRequest) -> int:
-    """Return the fewest GPUs, in nodes like the largest, with which there is a plan; 0 if none is."""
-    now = request.cluster.num_gpus
-    most = min(MOST_GPUS, 4 * now) if now >= 4 else 16
-    if now >= most or not _fits(request, _with_gpus(request.cluster, most)):
-        return 0
-    gpus = _least(now + 1, most, lambda number: _fits(request, _with_gpus(request.cluster, number)))
-    return _with_gpus(request.cluster, gpus).num_gpus
+@functools.lru_cache(maxsize=4096)
+def _fits_alone(component: Component, others: tuple[Component, ...], cluster: Cluster, work: StepWorkload) -> bool:
+    request = PlanRequest("", cluster, (component, *others), work)
+    return next(_options_alone(component, request), None) is not None
 
 
-def _least(low: int, high: int, enough: Callable[[int], bool]) -> int:
-    """Return the least number that is enough. `high` is, and more is never worse."""
-    return low + bisect.bisect_left(range(low, high), True, key=enough)
+def has_plan(request: PlanRequest) -> bool:
+    """Return whether a request keeps all rules and fits, without looking for the best plan."""
+    inside = tuple(component for component in request.components if component.engine == "transformers")
+    return (
+        next(broken_rules(request), None) is None
+        and all(_fits_alone(each, inside, request.cluster, request.workload) for each in request.components)
+        and search(request, best=False) is not None
+    )
 
 
-def _fits(request: PlanRequest, cluster: Cluster) -> bool:
-    return search(replace(request, cluster=cluster)) is not None
+# --- what helps ------------------------------------------------------------------------------------------------------
 
 
-def _with_memory(cluster: Cluster, gib: int) -> Cluster:
-    memory = replace(cluster.device.memory, value=float(gib * GIB))
-    return replace(cluster, device=cluster.device.with_quantities({"memory": memory}))
+def refusal(
+    settings: PlanSettings, request: PlanRequest, rules: Sequence[BrokenRule], fits: Callable[[Changes], bool]
+) -> Infeasible:
+    """Return why a request has no plan, with the changes of its settings that were tried and are enough.
+
+    Args:
+        settings, request: what has no plan.
+        rules: the rules that it breaks.
+        fits: returns whether there is a plan with some changes.
+    """
+    reasons = list(dict.fromkeys(rule.text for rule in rules))
+    base = tuple(dict.fromkeys(change for rule in rules for change in rule.changes))
+    seconds: Changes = ()
+    timed = not rules and request.step_seconds is not None
+    if timed and (fastest := search(replace(request, step_seconds=None))) is not None:
+        seconds = (f"step_seconds={math.ceil(fastest.step_seconds * 10) / 10:g}",)
+        took = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}"
+        reasons = [f"step_seconds={request.step_seconds:g}: {took}."]
+    reasons = reasons or _shortages(request)
+    if base and fits(base):
+        return Infeasible(reasons, [base], name=request.name)
+    savings = [[seconds]] if seconds else [[change] for change in _savings(request)]
+    savings.append(_shorter(settings))
+    return Infeasible(reasons, _fixes(base, savings, _larger(settings, request), fits), name=request.name)
 
 
-def _with_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return the cluster with at least so many GPUs: one node grows to 8 before there are more; a CPU is a node."""
-    grows = len(cluster.nodes) == 1 and not cluster.device.is_cpu
-    if grows and gpus <= 8:
-        return replace(cluster, nodes=(gpus,))
-    size = max(cluster.node_gpus, 8) if grows else cluster.node_gpus
-    return replace(cluster, nodes=(size,) * math.ceil(gpus / size))
+def _fixes(
+    base: Changes, savings: list[list[Changes]], larger: list[list[Changes]], fits: Callable[[Changes], bool]
+) -> list[Changes]:
+    """Return the changes that fit: single ones, then pairs; of those that differ in a size, the smallest.
+
+    Larger hardware is only paired, and all savings are only taken together, where nothing less is enough.
+    """
+
+    def first(*ladders: Sequence[Changes]) -> list[Changes]:
+        tried = ((*base, *itertools.chain(*steps)) for steps in itertools.product(*ladders))
+        return list(itertools.islice(filter(fits, tried), 1))
+
+    singles = [(ladder, first(ladder)) for ladder in savings]
+    small = [ladder for ladder, found in singles if not found]
+    found = [fix for _, fixes in singles for fix in fixes]
+    found += [fix for pair in itertools.combinations(small, 2) for fix in first(*pair)]
+    found += [fix for ladder in larger for fix in first(ladder)]
+    found = found or [fix for ladder in small for hardware in larger for fix in first(ladder, hardware)]
+    if not found:
+        together = [ladder[-1] for ladder in savings if not ladder[-1][0].startswith("generation.engine")]
+        none: list[Changes] = [()]
+        for hardware in [none, *larger]:
+            found += _minimal(first([tuple(itertools.chain(*together))], hardware), fits)
+    return found
+
+
+def _minimal(fixes: list[Changes], fits: Callable[[Changes], bool]) -> list[Changes]:
+    """Return fixes without the changes that they do not need."""
+    for change in [change for fix in fixes for change in fix]:
+        without = [tuple(each for each in fix if each != change) for fix in fixes]
+        fixes = without if all(map(fits, without)) else fixes
+    return fixes
+
+
+def _savings(request: PlanRequest) -> Iterator[Changes]:
+    """Yield the changes of models that may save memory, those that change the least first."""
+    device, parts = request.cluster.device, [each for each in request.components if each.engine != "transformers"]
+    for part in parts:
+        yield from ((f"{part.path}.{name}=auto",) for name in CHOICES if getattr(part, name) is not None)
+    if request.pools is not None:
+        yield ("pools=auto",)
+    for part in parts:
+        if part.engine == "vllm" and part.gpu_memory_utilization < 0.9:
+            yield (f"{part.path}.gpu_memory_utilization=0.9",)
+        if part.dtype == "float32":
+            yield (f"{part.path}.dtype=bfloat16",)
+        if part.role.trains and part.master_weights and part.dtype != "float32":
+            yield (f"{part.path}.master_weights=false",)
+        if part.role.trains and part.optimizer == "adamw" and not device.is_cpu:
+            yield (f"{part.path}.optimizer=adamw_8bit",)
+        if part.role is Role.REWARD_MODEL and part.quantization is None and (device.is_cpu or device.has_fp8):
+            yield (f"{part.path}.quantization={'int8' if device.is_cpu else 'fp8'}",)
+        if part.role.trains and part.lora is None:
+            yield (f"{part.path}.lora.rank=16",)
+        if part.role is Role.REFERENCE:
+            yield ("reference=false",)
+        if part.role is Role.GENERATION:
+            yield ("generation.engine=transformers",)
+    if len(parts) < len(request.components):
+        yield ("generation.engine=vllm",)
+
+
+def _shorter(settings: PlanSettings) -> list[Changes]:
+    """Return replies of half and a quarter of the length."""
+    given = settings.workload.reply_tokens
+    values = [
+        f"{{{', '.join(f'{key}: {max(int(size // by), 1)}' for key, size in given.items())}}}"
+        if isinstance(given, Mapping)
+        else f"{max(given // by, 1)}"
+        for by in (2, 4)
+    ]
+    return [(f"workload.reply_tokens={value}",) for value in values]
+
+
+def _larger(settings: PlanSettings, request: PlanRequest) -> list[list[Changes]]:
+    """Return larger memories, and larger numbers of GPUs, each from the smallest."""
+    cluster, device = settings.cluster, request.cluster.device
+    given = {"like": cluster.gpu} if isinstance(cluster.gpu, str) else cluster.gpu
+    memories: list[Changes]
+    if device.is_cpu:
+        others = ", ".join(f"{key}: {value}" for key, value in given.items() if key != "memory")
+        sizes = [1 << power for power in range(4, MOST_MEMORY.bit_length()) if GIB << power > device.memory.value]
+        memories = [(f"cluster.gpu={{{others}, memory: {size} GiB}}",) for size in sizes]
+    else:
+        kinds = sorted(KINDS.values(), key=lambda kind: kind.memory.value)
+        memories = [(f"cluster.gpu={kind.name}",) for kind in kinds if kind.memory.value > device.memory.value]
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+    numbers: list[Changes] = []
+    if nodes == 1 and not device.is_cpu:
+        numbers = [(f"cluster.gpus_per_node={size}",) for size in (2, 4, 8) if size > per_node]
+    full = numbers[-1] if numbers else ()
+    most = min(MOST_GPUS, max(4 * nodes * per_node, 16)) // (8 if full else per_node)
+    numbers += [(*full, f"cluster.nodes={nodes << power}") for power in range(1, 7) if nodes << power <= most]
+    return [memories, numbers]

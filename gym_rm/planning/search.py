@@ -71,17 +71,23 @@ class SearchResult:
     exact: bool = True
 
 
-def search(request: PlanRequest) -> SearchResult | None:
-    """Return the best plan, or None if none fits.
+def search(request: PlanRequest, *, best: bool = True) -> SearchResult | None:
+    """Return the best plan, or any, which is faster to find; None if none fits.
 
     Raises:
         ConfigError: the search was cut before it met a plan that fits.
     """
+    result = _Search(request, pool_sizes(request), best=best).result()
+    exact = best and request.cluster.num_gpus <= EXACT_GPUS
+    return None if result is None else replace(result, exact=result.exact and exact)
+
+
+def pool_sizes(request: PlanRequest) -> Sequence[int]:
+    """Return the numbers of GPUs that a pool may have."""
     limit = request.cluster.num_gpus
     if limit <= EXACT_GPUS:
-        return _Search(request, range(1, limit + 1)).best()
-    result = _Search(request, sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})).best()
-    return None if result is None else replace(result, exact=False)
+        return range(1, limit + 1)
+    return sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})
 
 
 def coarse_sizes(limit: int) -> list[int]:
@@ -142,8 +148,8 @@ class PoolCandidate:
 class _Search:
     """One search over given sizes."""
 
-    def __init__(self, request: PlanRequest, sizes: Sequence[int]) -> None:
-        self.request, self.sizes = request, sizes
+    def __init__(self, request: PlanRequest, sizes: Sequence[int], *, best: bool) -> None:
+        self.request, self.sizes, self.best = request, sizes, best
         self.components = {component.name: component for component in request.components}
         device = request.cluster.device
         self.capacity = device.memory.value - device.reserved.value
@@ -157,8 +163,8 @@ class _Search:
         self.candidates = functools.cache(self._candidates)
         self.fastest = functools.cache(self._fastest)
 
-    def best(self) -> SearchResult | None:
-        """Return the best plan."""
+    def result(self) -> SearchResult | None:
+        """Return the best plan, or the first."""
         roots: list[tuple[Key, int, list[list[PoolCandidate]]]] = []
         for number, groups in enumerate(self._groupings()):
             candidates = [self.candidates(group) for group in groups]
@@ -334,9 +340,9 @@ class _Search:
             return
         made, gpus = found
         key = self._key([pool.seconds for pool in made], sum(pool.place.num_gpus for pool in made))
-        if key < self.key:
+        if key < self.key and math.isfinite(key[0]):
             step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
-            self.key = key
+            self.key = key if self.best else (-math.inf, -math.inf)
             self.incumbent = SearchResult(tuple(made), gpus, step)
 
     def _placed(self, pools: list[PoolChoice]) -> tuple[list[PoolChoice], tuple[tuple[Address, ...], ...]] | None:

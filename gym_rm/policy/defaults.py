@@ -14,6 +14,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
 from gym_rm.plan_file import PlanFile, planned_model, planned_scorer, read_plan_file
 from gym_rm.policy.grpo_settings import GRPOSettings
+from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.scorer import Scorer, load_scorer
 from gym_rm.types import Prompt
 
@@ -36,7 +37,8 @@ def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
     options: dict[str, Any] = dict(settings.env.reward_model_kwargs)
     placed = {"device", "device_map", "num_replicas", "tensor_parallel_size", "fsdp_size", "executor"} & options.keys()
     # A URL and `module:function` have a colon.
-    local = isinstance(settings.env.reward_model, str | None) and ":" not in str(settings.env.reward_model)
+    named = settings.env.reward_model
+    local = named is None or (isinstance(named, str) and ":" not in named.removeprefix("embedded:"))
     if device.type == "cuda" and local and not placed:
         options["device"] = str(device)
     try:
@@ -55,7 +57,7 @@ def complete(settings: GRPOSettings) -> GRPOSettings:
         ConfigError: a setting exceeds the plan; the message names the plan's line.
     """
     settings = follow_plan(settings)
-    embedded = settings.policy.model is None
+    embedded = settings.policy.model in (None, EMBEDDED)
     max_new_tokens = settings.sampling.max_new_tokens or (24 if embedded else 512)
     learning_rate = settings.optimizer.learning_rate or (5e-4 if embedded else 1e-6)
     return settings.model_copy(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,10 @@ from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.training.adapters import base_revision
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
+from gym_rm.training.stop_signals import Stop
 from gym_rm.types import Prompt
 
 LOGGED_GROUPS = 4  # groups of a step whose conversations are written
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why a run ended before its last step, in words, and the exit code of its process."""
-
-    reason: str
-    exit_code: int
 
 
 class RunFolder:
@@ -137,10 +128,8 @@ class RunFolder:
 
     def stop_for(self, heard: int | None) -> Stop | None:
         """Return why the run stops now, if a rank was sent a signal; all ranks must call this."""
-        signals = [number for number in self.learner.gathered([heard]) if number is not None]
-        if not signals or self.step == self.settings.steps:
-            return None
-        return Stop(f"{signal.Signals(signals[0]).name} came", 128 + signals[0])
+        stop = Stop.of(self.learner.gathered([heard]))
+        return None if self.step == self.settings.steps else stop
 
     def finish(self) -> None:
         """Write the last policy."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from gym_rm.checks import model_source
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.heads import OutputLayer
-from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 from gym_rm.generation.models import open_chat_model
@@ -25,6 +25,7 @@ from gym_rm.policy.token_log_probs import LogitOptions, token_log_probs
 from gym_rm.policy.turn_batches import PolicyBatch
 from gym_rm.training.adapters import Adaptable, with_adapters
 
+EMBEDDED = "embedded:policy"
 DROPS = re.compile("drop|jitter")  # probabilities and noise that layers apply in training
 
 
@@ -49,7 +50,8 @@ def open_policy(
         ConfigError: there is no such model, a file is malformed, the model has no output layer over its vocabulary or
             lacks weights, or its tokenizer has no chat template.
     """
-    source, name = (embedded("policy"), "embedded") if path is None else (path, path)
+    path = path or EMBEDDED
+    source, name = model_source("policy.model", path), "embedded" if path == EMBEDDED else path
     if lora is not None and lora.dropout:
         raise ConfigError(
             f"policy.lora.dropout={lora.dropout} changes the probabilities of sampled tokens at random; set it to 0."

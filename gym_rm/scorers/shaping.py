@@ -1,4 +1,4 @@
-"""Rewards shaped by what else is in their group: length of thinking and answer, style, brevity, whitening."""
+"""Rewards shaped by what else is in their group: length of thinking and answer, brevity, whitening."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts
 
 Coefficient: TypeAlias = Annotated[Finite, pydantic.Field(ge=0)]
-Lengths: TypeAlias = "Sequence[float | None]"  # or densities, of the rows of a group; None counts as the longest
+Lengths: TypeAlias = "Sequence[float | None]"  # of the rows of a group; None counts as the longest
 
 TERMS = {
     "thinking_length": "thinking",
     "answer_length": "answer",
-    "style": "density",
     "thinking_bonus": "thinking",
     "answer_bonus": "answer",
     "length_reward": "reply",
@@ -35,9 +34,6 @@ TERMS = {
 """The terms in the order in which they are added, and what each compares."""
 
 _INVISIBLE = regex.compile(r"[\s\p{Cf}]+")
-_CODE = regex.compile(r"```.*?```", regex.DOTALL)
-_HEADER, _ITEM = r"^#{1,6}\s", r"^[ \t]*(?:[-*+]|\d+\.)\s"
-_BOLD, _EMOJI = r"\*\*[^*\n]+\*\*|__[^_\n]+__", r"\p{Emoji_Presentation}|\p{Emoji}\uFE0F"
 
 
 class ShapingOptions(Config):
@@ -47,8 +43,6 @@ class ShapingOptions(Config):
     """Coefficient of the group weight (`group_weights`) of the length of the thinking."""
     answer_length: Coefficient = 0.0
     """Coefficient of the group weight of the length of the answer."""
-    style: Coefficient = 0.0
-    """Coefficient of the group weight of the density of markdown in the answer (`style_density`)."""
     thinking_bonus: Coefficient = 0.0
     """Bonus for the shortest thinking among the best replies of the group (`shortest_of_the_best`)."""
     answer_bonus: Coefficient = 0.0
@@ -68,9 +62,9 @@ class ShapingOptions(Config):
 class ShapedScorer(CombinedScorer):
     """The reward of one scorer plus terms that compare a reply with the others of its group.
 
-    `reward = scorer + thinking_length + answer_length + style + thinking_bonus + answer_bonus + length_reward`, then
+    `reward = scorer + thinking_length + answer_length + thinking_bonus + answer_bonus + length_reward`, then
     `whiten`. Each term is a component, with its coefficient in it, and 0 for a row alone in its group. Bonuses look at
-    the rewards of the scorer, not at other terms. What a term compares (characters, or density) is the info
+    the rewards of the scorer, not at other terms. What a term compares, characters, is the info
     `"term/measured"`. Components and infos of the scorer become `"scorer/name"`, as in every `CombinedScorer`.
 
     A group is the rows of the call with one data row (`groups_of`): score whole groups, as a step of an environment
@@ -138,8 +132,7 @@ class ShapedScorer(CombinedScorer):
         thinking, answer = self.thinking.split(conversation[-1])
         if not answer or not _INVISIBLE.sub("", answer):
             return dict.fromkeys(TERMS.values())
-        lengths = {"thinking": len(thinking) or None, "answer": len(answer), "reply": len(thinking) + len(answer)}
-        return {**lengths, "density": style_density(answer)}
+        return {"thinking": len(thinking) or None, "answer": len(answer), "reply": len(thinking) + len(answer)}
 
     def _term(self, name: str, lengths: Lengths, rewards: Sequence[float]) -> list[float]:
         if name == "length_reward":
@@ -196,13 +189,6 @@ def whitened(values: Sequence[float]) -> list[float]:
     """
     mean, deviation = (f(values) if values else 0.0 for f in (statistics.mean, statistics.pstdev))  # of exact sums
     return [(value - mean) / deviation if deviation else 0.0 for value in values]
-
-
-def style_density(text: str) -> float | None:
-    """Return headers, list items, bold spans and emoji per character outside of code; None if all is code."""
-    text = _CODE.sub("", text).strip()
-    marks = sum(len(regex.findall(mark, text, regex.MULTILINE)) for mark in (_HEADER, _ITEM, _BOLD, _EMOJI))
-    return marks / len(text) if text else None
 
 
 def _places(lengths: Lengths) -> list[float]:

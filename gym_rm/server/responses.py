@@ -23,10 +23,7 @@ _REASONS = """
 """
 STATUS = {reason: int(status) for status, reason in re.findall(r"(\d+) (\w+)", _REASONS)}
 # vLLM, and SGLang like it, answer 400 to what is invalid.
-VLLM_PATHS = frozenset(
-    {"/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/pooling"}
-    | {"/tokenize", "/v1/embeddings"}
-)
+VLLM_PATHS = frozenset({"/classify", "/v1/classify", "/score", "/v1/score", "/pooling", "/v1/embeddings"})
 VLLM_TYPES = {401: "Authentication", 429: "TooManyRequests", 500: "InternalServer"}
 VLLM_TYPES |= {501: "NotImplemented", 503: "ServiceUnavailable"}
 

@@ -1,4 +1,4 @@
-"""vLLM's pooling routes: `/classify`, `/score`, `/rerank` and `/pooling`, in the shapes of vLLM 0.33.
+"""vLLM's pooling routes: `/classify`, `/score` and `/pooling`, in the shapes of vLLM 0.33.
 
 The value of a text is its reward through a sigmoid, or the reward itself with `use_activation=false`. Fields that
 would change or cut the text, because it is the one the model was trained on, are unknown or accept only their default.
@@ -6,7 +6,6 @@ would change or cut the text, because it is the one the model was trained on, ar
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from fastapi import Body
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.errors import ConversationError
 from gym_rm.scores import Scores
 from gym_rm.server import sglang
 from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts
@@ -55,13 +53,6 @@ class InputBody(VLLMBody):
         return self
 
 
-class TokenizeBody(VLLMBody):
-    """Body of `/tokenize`."""
-
-    prompt: str = pydantic.Field(min_length=1)
-    add_special_tokens: bool = True
-
-
 class ScoreBody(VLLMBody):
     """Body of `/score`; `text_1` and `text_2` are other names of `queries` and `documents`."""
 
@@ -75,14 +66,6 @@ class ScoreBody(VLLMBody):
             return fields
         names = {"text_1": "queries", "text_2": "documents"}
         return {names.get(name, name): value for name, value in fields.items()}
-
-
-class RerankBody(VLLMBody):
-    """Body of `/rerank`."""
-
-    query: str
-    documents: Texts
-    top_n: int = pydantic.Field(default=0, ge=0)
 
 
 def _form(body: Any) -> str:
@@ -106,21 +89,6 @@ async def models(request: Request) -> Response:
     return json_response({"object": "list", "data": [entry]})
 
 
-async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Token ids of a text, as the reward model reads it."""
-    service: Service = request.app.state.service
-    service.rendered_texts(body.prompt)  # refuses a scorer of conversations
-    renderer = service.scorer.renderer  # type: ignore[attr-defined]
-    try:
-        rendered = await asyncio.to_thread(renderer.encode_text, body.prompt, body.add_special_tokens)
-    except ConversationError as error:
-        raise RequestError("invalid_request", str(error), "prompt") from error
-    tokens = rendered.input_ids.tolist()
-    return json_response(
-        {"count": len(tokens), "max_model_len": renderer.max_length, "tokens": tokens, "token_strs": None}
-    )
-
-
 async def classify(body: ClassifyBody, request: Request) -> Response:
     """Values of texts or of one conversation (vLLM), or rewards of texts (SGLang)."""
     if isinstance(body, sglang.SGLangClassifyBody):
@@ -141,21 +109,6 @@ async def score(body: ScoreBody, request: Request) -> Response:
     scores = await _score_pairs(service, first * len(second) if len(first) == 1 else first, second, request)
     data = [{"index": row, "object": "score", "score": value} for row, value in enumerate(_values(scores, body))]
     return _reply(service, "score", body, data, scores)
-
-
-async def rerank(body: RerankBody, request: Request) -> Response:
-    """Documents in the order of their values with a query."""
-    service: Service = request.app.state.service
-    scores = await _score_pairs(service, [body.query] * len(body.documents), body.documents, request)
-    values = _values(scores, body)
-    results = [
-        {"index": row, "document": {"text": body.documents[row], "multi_modal": None}, "relevance_score": values[row]}
-        for row in sorted(range(len(values)), key=lambda row: -values[row])
-    ]
-    tokens = int(scores.num_tokens.sum())
-    head = {"id": f"score-{body.request_id}", "model": service.model_of(scores)}
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json_response({**head, "usage": usage, "results": results[: body.top_n or len(results)]})
 
 
 async def pooling(body: InputBody, request: Request) -> Response:

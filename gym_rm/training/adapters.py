@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gym_rm.checks import model_source
 from gym_rm.engine.loading.files import tensor_files
 from gym_rm.engine.loading.revision import revision_of
 from gym_rm.errors import ConfigError
@@ -78,4 +79,5 @@ def base_revision(lora: LoRASettings | None, path: str | None, revision: str | N
     """Return the revision of the base of adapters, which no checkpoint has; None if all weights are trained."""
     if lora is None or path is None:
         return None
+    path = model_source("model.path", path)
     return revision_of(path, revision, tensor_files(path, revision).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -82,8 +83,8 @@ def read_sets(
     Raises:
         ConfigError: a file cannot be read, a row is malformed, or a set has no comparison that can be used.
     """
-    on_error = settings.on_error
-    training = [load_comparisons(path, name="training", on_error=on_error) for path in settings.train]
+    load = functools.partial(load_comparisons, on_error=settings.on_error, columns=settings.columns)
+    training = [load(path, name="training") for path in settings.train]
     comparisons = [each for part in training for each in part.comparisons]
     dropped = [each for part in training for each in part.dropped]
     parts: list[tuple[str, Sequence[Comparison]]] = [("training", comparisons)]
@@ -94,7 +95,7 @@ def read_sets(
     for name, path in settings.validation.items():
         if name in (HELD_OUT, "training"):
             raise ConfigError(f"data.validation: the name {name!r} is taken; choose another one.")
-        found = load_comparisons(path, name=name, on_error=on_error)
+        found = load(path, name=name)
         parts.append((name, found.comparisons))
         lost[name] = list(found.dropped)
     return [encode(name, rows, start, loss, objectives, dropped=lost.get(name, ())) for name, rows in parts]

@@ -44,6 +44,8 @@ class DataSettings(Config):
     validation_share: Finite = Field(default=0.0, ge=0, lt=1)
     """Share of the prompts of `train` to keep for a validation set named `held_out`. Rows with the same prompt stay
     together."""
+    columns: dict[str, str] = Field(default={})
+    """Columns of `train` and `validation` that have other names, as in `data.columns.prompt=Question`."""
     on_error: Literal["raise", "drop"] = "raise"
     """What to do with a malformed row: stop, or leave it out and count it."""
 
@@ -109,7 +111,8 @@ class RewardCheckpointSettings(Config):
     """What is kept."""
 
     save_every: PositiveInt | None = None
-    """Steps between checkpoints to resume from; null for `evaluate_every`. Every run also saves on SIGTERM."""
+    """Steps between checkpoints to resume from; null for `evaluate_every`. A run also saves on SIGTERM and
+    Ctrl-C."""
     keep_best: Flag = True
     """Keep the best model by `metric`, besides the last one."""
     metric: str | None = None
@@ -127,7 +130,8 @@ class RewardModelTraining(Config):
     epochs: PositiveInt = 1
     """Number of times that every comparison is used."""
     max_steps: PositiveInt | None = None
-    """Stop after this many steps; null for all epochs."""
+    """Stop after this many steps; null for all epochs. A run that is resumed may have more, to which the schedule of
+    the learning rate is then stretched."""
     evaluate_every: PositiveInt = 50
     """Steps between measurements on the validation sets, which are also measured before the first and after the last
     step."""
@@ -145,6 +149,6 @@ class RewardModelTraining(Config):
 
 def curve_settings(settings: RewardModelTraining) -> Mapping[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
-    others = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "evaluate_every"), True)
+    others = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "evaluate_every", "max_steps"), True)
     of_batch = {"max_num_batched_tokens", "fsdp", "gradient_checkpointing"}
     return settings.model_dump(mode="json", exclude={**others, "batch": of_batch})

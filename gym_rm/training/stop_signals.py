@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-STOPPED = 128 + signal.SIGTERM  # exit status of a run that was told to stop and can be resumed
+NOTICE = b"\nThe run saves and stops after this step; a second Ctrl-C stops it at once.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run ended before its last step, in words, and the exit code of its process."""
+
+    reason: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, heard: Sequence[int | None]) -> Stop | None:
+        """Return why a run stops if its ranks heard these signals; None if they heard none."""
+        first = next((number for number in heard if number is not None), None)
+        return None if first is None else cls(f"{signal.Signals(first).name} came", 128 + first)
 
 
 @contextlib.contextmanager
-def heard_signals(*numbers: signal.Signals) -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns which signal came, or None; only the main thread can hear them.
+def heard_signals() -> Iterator[Callable[[], int | None]]:
+    """Yield a function that returns which signal came, SIGTERM or SIGINT (Ctrl-C), or None.
 
-    After the first signal, the next one ends the process at once, as SIGKILL does.
-
-    Args:
-        numbers: signals to hear; SIGTERM if there is none.
+    After the first signal, the next one ends the process at once, as SIGKILL does. Only the main thread hears signals.
     """
     heard: list[int] = []
-    numbers = numbers or (signal.SIGTERM,)
+    numbers = (signal.SIGTERM, signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
@@ -29,6 +42,8 @@ def heard_signals(*numbers: signal.Signals) -> Iterator[Callable[[], int | None]
 
     def hear(number: int, frame: Any) -> None:
         heard.append(number)
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            os.write(2, NOTICE)  # a handler must not use buffered streams
         for each in before:
             signal.signal(each, signal.SIG_DFL)
 

@@ -12,13 +12,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
+from gym_rm.checks import model_source
 from gym_rm.config import divide_settings
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.executors.model_info import max_positions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits
-from gym_rm.engine.loading.checkpoint import LoadOptions, load_model, open_checkpoint
+from gym_rm.engine.loading.checkpoint import EMBEDDED, LoadOptions, load_model, open_checkpoint
 from gym_rm.engine.loading.files import refusing_malformed, require_source, tensor_files
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.loading.weights import read_weights
@@ -113,7 +114,7 @@ def open_model(settings: StartSettings, *, seed: int) -> StartModel:
         raise ConfigError(f"a reward model of kind {kind!r} cannot be trained here; expected a head with outputs.")
     renderer = Renderer(tokenizer, input_format=made.input_format, **dict(text))
     renderer.max_length = min(filter(None, (text.max_length, max_positions(model), num_positions(model))), default=None)
-    peft = None if settings.lora is None else with_adapters(model, settings.lora, name, seed)
+    peft = None if settings.lora is None else with_adapters(model, settings.lora, settings.path or EMBEDDED, seed)
     of_family = not hasattr(transformers, type(model).__name__)
     architectures = tuple(model.config.architectures or ()) if of_family else ()
     return StartModel(model, peft, tokenizer, name, made, renderer, architectures)
@@ -132,7 +133,7 @@ def _with_new_head(settings: StartSettings, loading: Mapping[str, Any], seed: in
     """
     if settings.path is None:
         raise ConfigError("model.new_head needs model.path: the folder or hub id of a chat or base model.")
-    source, revision = settings.path, loading.get("revision")
+    source, revision = model_source("model.path", settings.path), loading.get("revision")
     names = settings.outputs if isinstance(settings.outputs, tuple) else None
     outputs = settings.outputs if isinstance(settings.outputs, int) else len(settings.outputs)
     require_source(source, revision)

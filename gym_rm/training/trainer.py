@@ -40,7 +40,7 @@ from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.objectives import Outcomes, make_objective
 from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, start_trackers, token_budget
 from gym_rm.training.reward_model_settings import RewardModelTraining, curve_settings
-from gym_rm.training.stop_signals import STOPPED, heard_signals
+from gym_rm.training.stop_signals import Stop, heard_signals
 from gym_rm.training.trained_reward_model import StartModel, TrainedModel, open_model, output_names
 
 LOWER_IS_BETTER = ("loss", "mse", "calibration_error", "ties")
@@ -111,6 +111,10 @@ class Trainer:
         if self.accelerator.is_main_process:
             lock_folder(self.folder)
         if (checkpoint := checkpoint_to_resume(self.folder, self._identity())) is not None:
+            if checkpoint.step > len(self.steps):
+                raise ConfigError(
+                    f"{str(self.folder)!r} has {checkpoint.step} steps already, more than max_steps={len(self.steps)}."
+                )
             self.model.restore(checkpoint)
             self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
             self.measured = dict(checkpoint.state["measured"])
@@ -122,7 +126,7 @@ class Trainer:
     def run(self, report: Callable[[int, Mapping[str, float]], None] | None = None) -> Finished:
         """Train until the last step, and write the model.
 
-        On SIGTERM, the run saves a checkpoint after the current step and raises SystemExit.
+        On SIGTERM or SIGINT (Ctrl-C), the run saves a checkpoint after the current step and raises SystemExit.
 
         Args:
             report: called with the step and its metrics after every step.
@@ -139,12 +143,14 @@ class Trainer:
                 last = self.step == len(self.steps)
                 if last or self.step % settings.evaluate_every == 0:
                     self.evaluate()
-                stop = any(self.model.gathered([signal_heard() is not None]))
-                if stop or last or self.step % save_every == 0:
+                stop = Stop.of(self.model.gathered([signal_heard()]))
+                if stop is not None or last or self.step % save_every == 0:
                     self.save()
-                if stop and not last:
-                    logger.warning("stopped after step %d; repeat the command to resume.", self.step)
-                    raise SystemExit(STOPPED)
+                if stop is not None and not last:
+                    if self.model.is_main:
+                        message = "stopped after step %d; repeat the command to resume (with output=%s)."
+                        logger.warning(message, self.step, self.folder)
+                    raise SystemExit(stop.exit_code)
         return self.finish()
 
     def train_step(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from agents import grpo
+from agents import grpo, two_questions
 from gym_rm.config import Config, load_config
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import settings_help
@@ -85,8 +85,8 @@ def test_runs_with_other_estimators_and_losses_learn_finite_weights(tmp_path, op
 
 
 def test_gdpo_learns_from_the_components_of_a_dialogue_and_replaces_groups_without_a_signal(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "agents")
-    task = (f"env.prompts={ROOT / 'configs/grpo/two_questions.jsonl'}", "env.reward_model=two_questions:score")
+    two_questions.write_prompts(tmp_path)
+    task = (f"env.prompts={tmp_path / 'prompts.jsonl'}", "env.reward_model=two_questions:score")
     options = ("env.max_turns=2", "advantage.estimator=gdpo", "advantage.dynamic_sampling=3")
     run = train(tmp_path, "steps=2", "eval.num_prompts=0", *task, *options)
     for row in run.training:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gym_rm.config import load_config
+from gym_rm.config import load_config, settings_file
 from gym_rm.policy.grpo_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()]
-LAUNCHES = [line for line in COMMANDS if "agents/grpo.py" in line]
+LAUNCHES = [line for line in COMMANDS if re.search("gym.rm grpo", line)]
 TINY = [
     *(f"{name}=null" for name in ("policy.model", "env.reward_model", "env.prompts", "eval.prompts")),
     *("policy.dtype=float32", "policy.gradient_checkpointing=false", "env.num_prompts=4", "env.group_size=2"),
@@ -26,23 +26,23 @@ TINY = [
 
 def test_the_page_has_lines_for_one_gpu_eight_gpus_two_nodes_and_a_server():
     assert [(line.split()[0], "--nnodes" in line) for line in LAUNCHES] == [
-        ("python", False),
-        ("python", False),
+        ("gym-rm", False),
+        ("gym-rm", False),
         ("torchrun", False),
         ("torchrun", True),
-        ("python", False),  # with a server that samples
-        ("python", False),  # with a tool
-        ("python", False),  # and without
+        ("gym-rm", False),  # with a server that samples
+        ("gym-rm", False),  # with a tool
+        ("gym-rm", False),  # and without
     ]
 
 
 @pytest.mark.parametrize("line", LAUNCHES)
 def test_a_launch_line_has_valid_settings(line):
     words = shlex.split(line)
-    words = words[words.index("agents/grpo.py") + 1 :]
+    words = words[words.index("grpo") + 1 :]
     file = None
     if words[0] == "--config":
-        file, words = ROOT / words[1], words[2:]
+        file, words = settings_file(words[1], "grpo"), words[2:]
     assert load_config(GRPOSettings, file, words) != GRPOSettings()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agents import number_steps
+from agents.three_numbers import Question
 from gym_rm.data.formats.steps import read_steps
 from gym_rm.reports.runs import read_run
 from gym_rm.types import Prompt
-from scripts.three_numbers import Question
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question("What is the lowest of 53, 52 and 86?", (53, 52, 86), largest=False)

@@ -13,7 +13,6 @@ from agents import two_questions
 from gym_rm.data.prompts import load_prompts
 
 ROOT = Path(__file__).parents[2]
-PROMPTS = ROOT / "configs/grpo/two_questions.jsonl"
 
 
 def test_each_reply_has_a_reward_for_its_own_question():
@@ -29,16 +28,17 @@ def test_each_reply_has_a_reward_for_its_own_question():
 
 
 def test_the_prompts_are_the_embedded_ones_with_the_opposite_question(tmp_path):
-    two_questions.write_prompts(tmp_path / "prompts.jsonl")
-    assert (tmp_path / "prompts.jsonl").read_text() == PROMPTS.read_text()
-    for embedded, ours in zip(load_prompts(None), load_prompts(PROMPTS), strict=True):
+    two_questions.write_prompts(tmp_path)
+    for embedded, ours in zip(load_prompts(None), load_prompts(tmp_path / "prompts.jsonl"), strict=True):
         question = embedded.messages[-1]["content"]
         assert two_questions.answers(question) == (embedded.answer, ours.answer)
 
 
 @pytest.mark.slow
 def test_the_embedded_policy_learns_to_answer_the_second_question(tmp_path):
-    command = ["agents/grpo.py", "--config", "configs/grpo/two_questions.yaml", f"output={tmp_path / 'run'}"]
+    two_questions.write_prompts(tmp_path)
+    settings = [f"env.prompts={tmp_path / 'prompts.jsonl'}", f"output={tmp_path / 'run'}"]
+    command = ["-m", "gym_rm", "grpo", "--config", "two_questions", *settings]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

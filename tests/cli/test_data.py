@@ -32,7 +32,7 @@ def test_rows_of_no_use_are_shown_with_their_reasons(tmp_path):
 
 def test_tokens_are_those_of_the_model(tmp_path):
     path = write(tmp_path / "p.jsonl", [PAIR])
-    for arguments in (("--reward-model", "embedded"), ("--tokenizer", POLICY)):
+    for arguments in (("--reward-model", "embedded:reward_model"), ("--tokenizer", POLICY)):
         found = as_dict(path, *arguments, "--max-length", 3)
         assert (found["tokens"]["comparisons"], found["tokens"]["too_long"]) == (1, 1)
 

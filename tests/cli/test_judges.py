@@ -29,7 +29,13 @@ def answer(messages):
 def judge(chat_server):
     """The judge on the command line; `requests` are those that its server got."""
     chat_server.__init__(answer)
-    options = {"kind": "judge", "path": chat_server.url, "mode": "pairwise", "against": "group", "max_retries": 0}
+    options = {
+        "kind": "judge",
+        "path": chat_server.url,
+        "mode": "pairwise",
+        "comparisons": "all_pairs",
+        "max_retries": 0,
+    }
     chat_server.argument = json.dumps({**options, "max_connections": 1, "name": "judge-7b"})
     return chat_server
 
@@ -74,7 +80,7 @@ def test_a_benchmark_of_a_judge_continues_where_it_stopped(judge, tmp_path):
 def test_two_judges_are_named_in_the_notes_of_a_benchmark(judge, tmp_path):
     rows = write(tmp_path / "rows.jsonl", [{**row, "response_A": "a secret"} for row in BENCH[:1]] + BENCH[1:])
     command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument, "--against"]
-    shown = run(*command, judge.argument.replace('"against"', '"both_orders": true, "against"'), code=3)
+    shown = run(*command, judge.argument.replace('"comparisons"', '"both_orders": true, "comparisons"'), code=3)
     assert " (2): It gave no verdict on 12.5% of 16 questions." in shown.stdout.replace("\n", " ")
 
 
@@ -109,7 +115,7 @@ def scripted(tmp_path, monkeypatch):
     (tmp_path / "judges_of_test.py").write_text(
         "from gym_rm.scorers.judge.scorer import JudgeScorer\n"
         "from tests.scorers.judge.test_scorer import Judge, by_length\n"
-        "judge = JudgeScorer(Judge(by_length), mode='pairwise', against='group')\n"
+        "judge = JudgeScorer(Judge(by_length), mode='pairwise', comparisons='all_pairs')\n"
     )
     monkeypatch.chdir(tmp_path)
     pairs = [{"prompt": f"{n} + 1?", "chosen": f"It is {n + 1}. Yes.", "rejected": "No."} for n in range(16)]

@@ -12,13 +12,21 @@ from gym_rm.engine.text.renderer import TextOptions
 @pytest.mark.parametrize("command", ["score", "serve"])
 def test_the_help_page_lists_every_option_with_type_and_default(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    shown = CliRunner().invoke(app, [command, "--help"], terminal_width=200).stdout
+    shown = CliRunner().invoke(app, [command, "--help-all"], terminal_width=200).stdout
     words = " ".join(shown.split())
     for title, settings in scorer_options().items():
         assert f"{title}:" in shown
         for setting in settings:
             assert f"{setting.name} {setting.text}".strip() in words
             assert f"[{setting.type}; default: {setting.default}]" in words
+
+
+def test_the_help_page_has_the_usual_options_and_names_the_page_of_all():
+    shown = CliRunner().invoke(app, ["score", "--help"]).stdout
+    assert len(shown.splitlines()) < 90
+    assert "score --help-all" in shown
+    assert "max_length" in shown
+    assert "step_token" not in shown
 
 
 def test_the_options_come_from_the_classes_of_settings():

@@ -248,3 +248,16 @@ def test_a_verifier_equals_the_human_grades(tmp_path, verify):
     with gzip.open(DATA / "gsm8k_graded.jsonl.gz") as file:
         grades = [[float(solution["correct"]) for solution in json.loads(line)["solutions"]] for line in file]
     assert scores_of(tmp_path / "out.jsonl") == grades
+
+
+def test_columns_of_other_names_are_read_and_kept(tmp_path):
+    rows = [{"Question": "Which is the largest, 12, 30 or 27?", "Reply": f"It is {n}."} for n in (30, 12)]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    run(source, "-o", out, "--column", "prompt=Question", "--column", "response=Reply")
+    right, wrong = scores_of(out)
+    assert right > wrong
+    assert read(out)[0].keys() == {"Question", "Reply", "score"}
+    assert (
+        "there is no column 'Query', got the fields ['Question', 'Reply']"
+        in run(source, "--column", "prompt=Query", code=1).output
+    )

@@ -24,7 +24,7 @@ def test_every_configuration_loads(path):
     for line in path.read_text().splitlines():
         if line.startswith("#"):
             assert "gym-rm train" in line or "gym_rm train" in line
-            assert path.name in line
+            assert path.stem in line
 
 
 def test_a_run_from_a_file_of_settings_to_a_scorer(saved_model, tmp_path):

@@ -220,3 +220,9 @@ def test_ranked_replies_survive_a_round_trip_through_a_line(prompt, replies):
     if len(set(ranks)) > 1:
         expected = sum(a != b for k, a in enumerate(ranks) for b in ranks[k + 1 :])
         assert len(pairs_of(found)) == expected
+
+
+def test_columns_of_other_names():
+    rows = [{"Question": "2 + 2?", "good": "4", "bad": "5"}]
+    columns = {"prompt": "Question", "chosen": "good", "rejected": "bad"}
+    assert load_comparisons(rows, columns=columns).comparisons[0].ranks == (0.0, 1.0)

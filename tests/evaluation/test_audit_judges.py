@@ -8,17 +8,15 @@ import pytest
 import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import FEWEST, JUDGE_CALLS, run_audit
-from gym_rm.evaluation.audit_lines import ReplyScores
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
 from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS
 from gym_rm.reports.evaluation.audit_tables import summary
 from gym_rm.types import Prompt
-from tests import tiny_models
 from tests.evaluation.test_audit import line
 from tests.scorers.judge.test_groups import Lister
 from tests.scorers.judge.test_scorer import Judge, by_length
 
-COMPARING = {"mode": "pairwise", "against": "group"}
+COMPARING = {"mode": "pairwise", "comparisons": "all_pairs"}
 GRADING = {"scale": (0, 1e6)}
 SMALLEST = FEWEST * (2 + len(PERTURBATIONS) + len(WORDINGS))  # replies: one good and one worse reply per row
 
@@ -89,18 +87,6 @@ def test_a_listwise_judge_is_audited_too():
     found, model = audit(Lister(), made_up(12), mode="listwise", scale=(0, 1e6))
     assert line(found, "whole reply 5 times").verdict == "exploitable"
     assert found.calls == len(model.conversations)
-
-
-def test_a_pairwise_reward_model_is_audited_without_a_limit(tmp_path):
-    folder = tiny_models.save_policy(tmp_path, "llama", initializer_range=0.3)
-    rows = made_up(2)
-    scores = ReplyScores(gym_rm.load_scorer(str(folder), kind="pairwise"), rows.rows)
-    good, changed = rows.rows[0].good[0], "No."
-    first, second = scores.of([(0, good), (0, changed)])
-    beside = [rows.rows[0].conversation(text) for text in (good, changed)]
-    of_good, of_changed = gym_rm.load_scorer(str(folder), kind="pairwise").score(beside).rewards
-    assert (first, second) == (0.0, pytest.approx(of_changed - of_good))
-    assert (scores.compares, scores.is_judge, scores.calls) == (True, False, 2)
 
 
 def test_a_judge_without_any_verdict_is_no_clean_judge():

@@ -26,12 +26,11 @@ from gym_rm.evaluation.scored import (
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorer import provenance_of
 from gym_rm.scorers.judge.scorer import JudgeScorer
-from gym_rm.types import Provenance
 from tests.cli.command import LengthScorer
 from tests.evaluation.comparisons import comparison
 from tests.scorers.judge.test_scorer import Judge, by_length
 
-IN_GROUPS = {"mode": "pairwise", "against": "group"}
+IN_GROUPS = {"mode": "pairwise", "comparisons": "all_pairs"}
 ROWS = [comparison([f"{i} is right", f"{i}"], (0, 1), prompt=f"q{i % 10}") for i in range(40)]
 
 
@@ -131,7 +130,6 @@ def test_other_scorers_have_no_report():
 )
 def test_scorers_that_compare_the_replies_of_a_group_are_known(options, compares):
     assert compares_groups(provenance_of(JudgeScorer(Judge(by_length), **options))) == compares
-    assert compares_groups(Provenance("PairwiseScorer", "m", settings={"compared_with": "the call"}))
     assert not compares_groups(None)
 
 

@@ -15,7 +15,7 @@ from generation.chat_servers import user
 from generation.model_server import ModelApp
 from reward_servers import serve
 
-from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.checks import model_source
 from gym_rm.generation.local_chat import LocalChatModel
 from gym_rm.generation.remote_chat import RemoteChatModel
 
@@ -24,7 +24,7 @@ QUESTIONS = [f"Which is the largest, {a}, {a + 9} or {a + 4}?" for a in range(20
 
 @pytest.fixture(scope="module")
 def server():
-    app = ModelApp(embedded("policy"))
+    app = ModelApp(model_source("path", "embedded:policy"))
     with serve(app) as url:
         app.url = url
         yield app
@@ -50,7 +50,7 @@ def ask(app, texts, **options):
 
 
 def test_the_server_writes_what_the_model_writes_in_this_process(app):
-    local = LocalChatModel("embedded", temperature=1.0, max_new_tokens=24)
+    local = LocalChatModel("embedded:policy", temperature=1.0, max_new_tokens=24)
     expected = local.reply([user(text) for text in QUESTIONS], seeds=range(len(QUESTIONS)))
     assert ask(app, QUESTIONS, temperature=1.0) == expected
 

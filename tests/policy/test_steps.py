@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm import Scores
-from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.checks import model_source
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 from gym_rm.policy.rollouts import Samples, tokens_between
@@ -21,7 +21,7 @@ from tests.chain_models import END
 from tests.policy.policy_runs import settings_of, train
 from tests.policy.test_rollouts import Run
 
-TOKENIZER = load_tokenizer(embedded("policy"))
+TOKENIZER = load_tokenizer(model_source("path", "embedded:policy"))
 
 
 def ids_of(text):

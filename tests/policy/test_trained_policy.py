@@ -8,7 +8,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 
-from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
 from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy
@@ -156,7 +156,7 @@ def test_bfloat16_weights_keep_to_the_plain_forward():
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(embedded("policy"), tmp_path / "policy")
+    return shutil.copytree(model_source("path", "embedded:policy"), tmp_path / "policy")
 
 
 def refused(path, *parts, **options):
@@ -169,7 +169,7 @@ def refused(path, *parts, **options):
 
 def test_the_embedded_policy_opens():
     start = open_policy(None)
-    assert start.name == "embedded"
+    assert start.name == open_policy("embedded:policy").name == "embedded"
     assert start.tokenizer.padding_side == "left"
     assert start.trained is start.model
     assert not start.model.training

@@ -76,19 +76,6 @@ def test_the_bonus_is_for_the_shortest_of_the_best(lengths, rewards, top_share, 
     assert set(bonus) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "marks", "size"),
-    [
-        ("# Sum\n\n1. **42**\n- __no__ 🎉", 6, 27),
-        ("```\n# no\n- no\n```\nThe sum", 0, 7),
-        ("#no *no* 2.5 - 1 © 1", 0, 20),
-    ],
-)
-def test_the_density_of_style(text, marks, size):
-    assert shaping.style_density(text) == marks / size
-    assert shaping.style_density("```\n# all\n```") is None
-
-
 def test_whitened_values_have_mean_0_and_deviation_1():
     assert shaping.whitened([1.0, 3.0]) == [-1.0, 1.0]
     assert shaping.whitened([0.1] * 3) == [0.0] * 3
@@ -100,12 +87,11 @@ def test_whitened_values_have_mean_0_and_deviation_1():
 
 def test_the_reward_is_the_sum_of_the_components():
     replies = ["<think>12</think>It is 42", "<think>1234</think>\n**42**", "<think>1</think>It is 4, or so"]
-    scores = scores_of(replies, thinking_length=0.3, answer_length=0.35, style=0.05, answer_bonus=0.5)
+    scores = scores_of(replies, thinking_length=0.3, answer_length=0.35, answer_bonus=0.5)
     expected = {
         "scorer": [4, 6, 2],  # digits
         "thinking_length": [0.3 * (weight - 5 / 9) for weight in (2 / 3, 0, 1)],  # 2, 4, 1 characters
         "answer_length": [0.35 * (weight - 7 / 12) for weight in (3 / 4, 1, 0)],  # 8, 6, 14 characters
-        "style": [0.05 / 3, -0.05 * 2 / 3, 0.05 / 3],
         "answer_bonus": [0, 0.5, 0],
     }
     assert list(scores.components) == list(expected)
@@ -113,7 +99,6 @@ def test_the_reward_is_the_sum_of_the_components():
         np.testing.assert_allclose(scores.components[name], values, atol=1e-15)
     np.testing.assert_allclose(scores.rewards, np.sum(list(expected.values()), axis=0))
     assert scores.infos["answer_length/measured"].tolist() == [8, 6, 14]
-    assert scores.infos["style/measured"].tolist() == [0, 1 / 6, 0]
 
 
 @pytest.mark.parametrize("whiten", ["group", "call"])
@@ -264,7 +249,7 @@ def test_whitening_gives_the_members_of_an_ensemble_one_scale():
     ("options", "message"),
     [
         ({"answer_lenght": 1}, "answer_lenght.*answer_length"),
-        ({"style": -0.1}, "style: input should be greater than or equal to 0"),
+        ({"answer_length": -0.1}, "answer_length: input should be greater than or equal to 0"),
         ({"top_share": 0}, "top_share"),
         ({"whiten": "batch"}, "whiten"),
         ({"thinking": "<think>"}, "thinking must be None, 'opened'"),

@@ -43,7 +43,7 @@ def shell(tmp_path):
 def test_the_commands_of_the_page_run(shell, embedded):
     run = shell(commands("server.md"))
     assert run.returncode == 0, run.stdout + run.stderr
-    for part in ('"rewards":[', ",null]", '"probs":[', '"embedding":[', '"relevance_score":', '"LABEL_0"'):
+    for part in ('"rewards":[', ",null]", '"probs":[', '"embedding":[', '"score":', '"LABEL_0"'):
         assert part in run.stdout, part
     assert '"calibration"' in run.stdout
     assert "gym_rm_weight_updates_total 1.0" in run.stdout

@@ -18,7 +18,7 @@ from gym_rm.training import checkpoints
 from gym_rm.training import export as export_module
 from gym_rm.training import trainer as trainer_module
 from gym_rm.training.parallel_model import ParallelModel
-from gym_rm.training.trainer import STOPPED, Trainer
+from gym_rm.training.trainer import Trainer
 from tests.training.runs import Killed, curve, kill_at, pairs, settings_of, train, write_rows
 
 OPTIONS = ("data.validation_share=0.33", "epochs=3")
@@ -108,18 +108,19 @@ def test_a_kill_while_the_curves_are_cut_loses_no_line(tmp_path, monkeypatch):
     assert path.read_text().splitlines() == ["step,loss", "1,0.3333333333333333", "2,0.6666666666666666", "3,1.0"]
 
 
-def test_sigterm_saves_and_the_run_resumes(saved_model, tmp_path, uninterrupted):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_resumes(number, saved_model, tmp_path, uninterrupted):
     trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), None, *OPTIONS))
-    handler = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(number)
 
     def stop(step, metrics):
         if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     with pytest.raises(SystemExit) as stopped:
         trainer.run(stop)
-    assert stopped.value.code == STOPPED == 143
-    assert signal.getsignal(signal.SIGTERM) == handler
+    assert stopped.value.code == 128 + number
+    assert signal.getsignal(number) == handler
     assert [each.name for each in (trainer.folder / "checkpoints").iterdir()] == ["step-00000003"]
     Trainer(settings_of(tmp_path, saved_model("qwen3"), None, *OPTIONS)).run()
     require_same_run(tmp_path / "run", uninterrupted)
@@ -134,6 +135,16 @@ def test_a_finished_run_is_not_trained_again(saved_model, tmp_path, uninterrupte
     assert finished.metrics["held_out"]["num_pairs"] == 4
     require_same_run(tmp_path / "run", uninterrupted)
     assert (tmp_path / "run" / "final" / "README.md").read_text() == card
+
+
+def test_max_steps_of_a_finished_run_can_be_raised_but_not_lowered(saved_model, tmp_path):
+    options = ["data.validation_share=0.33", "epochs=3", "optimizer.schedule=constant", "optimizer.warmup_share=0"]
+    settings = [settings_of(tmp_path, saved_model("qwen3"), None, *options, f"max_steps={n}") for n in (2, 4)]
+    for each in settings:
+        assert Trainer(each).run().steps == each.max_steps
+    assert [row["step"] for row in curve(tmp_path / "run" / "metrics.csv")] == ["1", "2", "3", "4"]
+    with pytest.raises(ConfigError, match="has 4 steps already, more than max_steps=2"):
+        Trainer(settings[0])
 
 
 @pytest.mark.parametrize(

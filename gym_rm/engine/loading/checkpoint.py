@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from gym_rm.checks import model_source
 from gym_rm.config import Config
 from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
@@ -44,6 +44,7 @@ from gym_rm.engine.loading.weights import FLOATS, read_weights
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 
+EMBEDDED = "embedded:reward_model"
 # Fields of a configuration that change what a model computes from the same weights.
 COMPUTES = re.compile("rope|theta|eps|activation|act$|window|layer_types|scal|softcap|multiplier|head|position|qk")
 DOES_NOT_COMPUTE = re.compile("dropout|labels?$|_id$|initializer")
@@ -140,11 +141,6 @@ class ModelFiles:
         return ModelFacts(self.source, self.config, heads, self.tokenizer)
 
 
-def embedded(name: str) -> str:
-    """Return the folder of a model that is part of the package."""
-    return str(importlib.resources.files("gym_rm") / "assets" / name)
-
-
 def open_checkpoint(options: LoadOptions) -> ModelFiles:
     """Open a checkpoint: read its configuration, its tokenizer and the headers of its tensors.
 
@@ -152,8 +148,8 @@ def open_checkpoint(options: LoadOptions) -> ModelFiles:
         ConfigError: the folder is missing, the checkpoint is not a reward model or has no safetensors, or the dtype or
             device is invalid.
     """
-    source = embedded("reward_model") if options.path is None else options.path
-    name = "embedded" if options.path is None else options.path
+    path = options.path or EMBEDDED
+    source, name = model_source("path", path), "embedded" if path == EMBEDDED else path
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
     if options.device_map is not None and options.device != "auto":
         raise ConfigError(

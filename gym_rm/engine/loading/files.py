@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from gym_rm.checks import model_source, offer_functions
 from gym_rm.documents import read_mapping
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
@@ -45,7 +46,8 @@ def require_source(source: str, revision: str | None = None, *, option: str = "p
     if os.path.isdir(source):
         return
     if os.path.exists(source):
-        raise ConfigError(f"{option}={source!r} is a file; expected the folder that contains config.json.")
+        hint = offer_functions(source)
+        raise ConfigError(f"{option}={source!r} is a file; expected the folder that contains config.json.{hint}")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
         raise ConfigError(f"{option}={source!r} does not exist and is not a hub id (owner/name).")
     try:
@@ -91,8 +93,9 @@ def check_tokenizer(tokenizer: Any) -> Any:
         ConfigError: the value is neither, or the tokenizer cannot be loaded.
     """
     if isinstance(tokenizer, str | os.PathLike):
-        require_source(os.fspath(tokenizer), option="tokenizer")
-        return load_tokenizer(tokenizer)
+        source = model_source("tokenizer", os.fspath(tokenizer))
+        require_source(source, option="tokenizer")
+        return load_tokenizer(source)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(
             "tokenizer must be a Hugging Face tokenizer, or the folder or hub id to load it from; got "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from gym_rm.checks import model_source
 from gym_rm.documents import read_mapping
 from gym_rm.engine.loading.files import absolute, find_file, open_tensors
 from gym_rm.errors import ConfigError
@@ -90,6 +91,7 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
     under = os.fspath(base) if base is not None else config.get("base_model_name_or_path")
     if not under or not isinstance(under, str):
         raise ConfigError(f"the adapter {source!r} does not name its base model; pass base=.")
+    under = model_source("base", under)
     tokenizer = under if find_file(source, "tokenizer_config.json", revision) is None else source
     with open_tensors(weights) as tensors:
         names = tensors.keys()

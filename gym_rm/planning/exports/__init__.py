@@ -1,4 +1,4 @@
-"""A plan for other libraries: Ray placement groups, and settings of NeMo RL, verl, OpenRLHF and TRL.
+"""A plan for runs: settings of this package, NeMo RL, verl, OpenRLHF and TRL, and Ray placement groups.
 
 Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026)
 and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
@@ -7,6 +7,7 @@ and TRL 1.16. A plan that a library cannot follow is refused; what it does other
 from __future__ import annotations
 
 from gym_rm import checks
+from gym_rm.planning.exports.gym_rm import own_settings
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
 from gym_rm.planning.exports.openrlhf import OPENRLHF
 from gym_rm.planning.exports.parts import Flags, Library, divide, write
@@ -21,10 +22,12 @@ LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "openrlhf": O
 
 
 def flags(plan: Plan, library: str) -> Flags:
-    """Return the settings with which a library (`nemo-rl`, `verl`, `openrlhf` or `trl`) follows a plan.
+    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl`, `openrlhf` or `trl`) follows a plan.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.
     """
-    checks.one_of("library", library, list(LIBRARIES))
+    checks.one_of("library", library, ["gym-rm", *LIBRARIES])
+    if library == "gym-rm":
+        return own_settings(plan)
     return write(divide(plan, library), LIBRARIES[library])

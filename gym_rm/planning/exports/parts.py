@@ -201,9 +201,9 @@ def divide(plan: Plan, library: str) -> Parts:
         tuple(each for each in components if each.role is Role.REWARD_MODEL),
     )
     for each in components:
-        if each.quantization is not None:
+        if each.quantization is not None and library != "gym-rm":
             parts.refuse(f"{each.name} has {each.quantization} weights, which only gym_rm's scorers have.")
-        if each.role is Role.REWARD_MODEL and each.fsdp_size > 1:
+        if each.role is Role.REWARD_MODEL and each.fsdp_size > 1 and library != "gym-rm":
             parts.refuse(f"{each.name} is divided by FSDP, as only gym_rm's scorers are.")
     if Role.REWARD_TRAINING in first:
         parts.refuse(f"{first[Role.REWARD_TRAINING].name} trains a reward model, which is a run of its own.")

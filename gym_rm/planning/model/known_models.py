@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model.config_sizes import read_config, shape_from_config
 from gym_rm.planning.model.shape import ModelShape
@@ -39,6 +40,7 @@ def load_shape(model: str | None, config: Any, *, num_labels: int | None, name: 
         )
     if model is None:
         return shape_from_config(config, name=name, num_labels=num_labels, source="given sizes", by_hand=True)
+    model = model_source(name, model)
     path = Path(model).expanduser()
     if path.exists() or model.startswith((".", "~", os.sep)) or model.endswith((".json", os.sep)):
         if not path.exists():

@@ -48,7 +48,6 @@ class Judging:
         questions: how it is asked, and how its answers are read.
         mode: what a question is about.
         comparisons: which replies are compared.
-        in_groups: whether they are compared with those of their group.
         orders: the orders in which two replies are shown.
         choices: whether a comparison has a choice (1, 0.5 or 0) as its verdict, not two scores.
         criteria: criteria for all rows; None for those of each row.
@@ -58,7 +57,6 @@ class Judging:
     questions: Questions
     mode: Mode
     comparisons: Comparisons
-    in_groups: bool
     orders: tuple[Order, ...]
     choices: bool
     criteria: tuple[Criterion, ...] | None
@@ -103,9 +101,9 @@ class JudgeCall:
         self._by_seed: dict[int, Ask] = {}
         self._ties: dict[int, float] = {}
         match judging.mode:
-            case "pairwise" if not judging.in_groups:
+            case "pairwise" if judging.comparisons == "reference":
                 for row in self._judged_rows():
-                    self._with_reference((row,), self._conversation(row)[:-1], self._conversation(row)[-1:])
+                    self._with_reference(row)
             case "pairwise" | "listwise":
                 known = [each.conversation or () for each in self._rows]
                 for group in groups_of(known, prompts, self._judged_rows()):
@@ -153,7 +151,7 @@ class JudgeCall:
     # --- questions -----------------------------------------------------------------------------------------------
 
     def _row(self, given: Conversation, prompt: Prompt | None) -> _Row:
-        chosen = {"mode", "style", "rubric", "against", "comparisons"} & self._judging.options.model_fields_set
+        chosen = {"mode", "style", "rubric", "comparisons"} & self._judging.options.model_fields_set
         try:
             if not chosen and isinstance(field_of(prompt, "rubric"), list):
                 raise ConversationError("the row has a list `rubric`; judge it with mode='rubric', or pass rubric=")
@@ -213,20 +211,19 @@ class JudgeCall:
         seed = seed_of(question.messages, sample)
         return self._by_seed.setdefault(seed, Ask(question, seed))
 
-    def _with_reference(self, rows: tuple[int, ...], before: Conversation, reply: Conversation) -> None:
+    def _with_reference(self, row: int) -> None:
         """Compare a reply with the reference reply of its data row."""
-        judging, prompt = self._judging, self._prompts[rows[0]]
-        text = field_of(prompt, "reference_reply")
+        judging, (*before, reply) = self._judging, self._conversation(row)
+        text = field_of(self._prompts[row], "reference_reply")
         if isinstance(text, str) and judging.options.judged == "answer":
             text = judging.options.thinking.split({"content": text})[1]
         if not isinstance(text, str) or not text.strip():
-            for row in rows:
-                self._rows[row].error = NO_REFERENCE
-        elif judging.choices and [dict(message) for message in reply] == [{"role": "assistant", "content": text}]:
-            self._ties |= dict.fromkeys(rows, 1.0)
+            self._rows[row].error = NO_REFERENCE
+        elif judging.choices and dict(reply) == {"role": "assistant", "content": text}:
+            self._ties[row] = 1.0
         else:
-            baseline = [Message(role="assistant", content=text)]
-            self._case([rows, ()], before, [reply, baseline], orders=judging.orders)
+            replies = [[reply], [Message(role="assistant", content=text)]]
+            self._case([(row,), ()], before, replies, orders=judging.orders)
 
     def _group(self, group: list[int]) -> None:
         """Compare the replies of a group, or grade them in one question."""
@@ -245,13 +242,10 @@ class JudgeCall:
                     self._rows[row].error = f"the group has {len(rows)} different replies, more than list_size={most}"
             else:
                 self._case(rows, before, replies)
-        elif judging.comparisons == "reference":
-            for each, reply in zip(rows, replies, strict=True):
-                self._with_reference(each, before, reply)
         elif len(group) == 1 and judging.options.unfinished is None:
             self._rows[first].error = "there is no other reply to the same prompt in this call to compare with"
         else:
-            pairs = pairs_of(judging.comparisons, texts)
+            pairs = pairs_of(judging.comparisons, len(texts))
             if len(rows) == 1 and not judging.choices:  # only the judge can say what two equal replies are worth
                 pairs = [(0, 0)]
             elif judging.comparisons == "all_pairs" or len(rows) == 1:

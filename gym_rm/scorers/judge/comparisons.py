@@ -5,14 +5,12 @@
 | `all_pairs` | N (N - 1) | every two, with each of them first |
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
 | `reference` | N | each with the reference reply |
-| `anchor` | N - 1 | each with one reply of the group, chosen by its text |
 
 `circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from numpy.typing import NDArray
 from gym_rm.scorers.judge.asking import Ask
 from gym_rm.scorers.judge.prompts import Shown
 
-Comparisons: TypeAlias = Literal["all_pairs", "circular", "reference", "anchor"]
+Comparisons: TypeAlias = Literal["all_pairs", "circular", "reference"]
 Array: TypeAlias = NDArray[np.float64]
 Order: TypeAlias = tuple[int, ...]
 IN_ORDER: tuple[Order, ...] = ((0, 1),)
@@ -94,22 +92,11 @@ def judged(case: Case, *, choices: bool) -> Judged | None:
     return Judged(np.array(values), float(np.mean(same)) if same else float("nan"))
 
 
-def pairs_of(how: Comparisons, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the pairs of replies to compare, except with a reference, by their numbers.
-
-    Args:
-        how: see the top of this file.
-        texts: the different replies, as texts.
-    """
-    size = len(texts)
-    match how:
-        case "all_pairs":
-            return list(itertools.combinations(range(size), 2))
-        case "circular":
-            return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
-        case _:
-            chosen = min(range(size), key=lambda number: hashlib.sha256(texts[number].encode()).digest())
-            return [(number, chosen) for number in range(size) if number != chosen]
+def pairs_of(how: Comparisons, size: int) -> list[tuple[int, int]]:
+    """Return the pairs of a group of different replies to compare, by their numbers; see the top of this file."""
+    if how == "circular":
+        return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
+    return list(itertools.combinations(range(size), 2))
 
 
 def shuffled(size: int, seed: int) -> Order:

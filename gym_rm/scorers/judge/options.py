@@ -29,15 +29,13 @@ class JudgeOptions(JudgedOptions):
     `rubric` decides each criterion of a rubric. None for what fits the other options."""
     scale: tuple[Finite, Finite] | None = None
     """Lowest and highest score; None for (1, 10), or those of the style."""
-    against: Literal["reference", "group"] | None = None
-    """What `pairwise` compares with: `reference` is the text in `prompt.metadata["reference_reply"]`, `group` are the
-    other replies to the same prompt in the call. None for the reference, or with a style for the group."""
     comparisons: Comparisons | None = None
-    """Which replies of a group are compared: `all_pairs` (N (N - 1) questions for N replies, the default), `circular`
-    (N), `reference` (N) or `anchor` (N - 1)."""
+    """What `pairwise` compares a reply with: the text in `prompt.metadata["reference_reply"]` (`reference`), or the
+    other replies to the same prompt in the call: `all_pairs` (N (N - 1) questions for N replies) or `circular` (N).
+    None for the reference, or with a style for all pairs."""
     both_orders: Flag | None = None
     """Whether each pair is asked about with either reply first, which doubles the questions; None for yes with
-    `all_pairs` and `against="reference"`, no with the others."""
+    `all_pairs` and `reference`, no with `circular`."""
     min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
     """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error."""
     list_size: PositiveInt = 16
@@ -69,8 +67,6 @@ class JudgeOptions(JudgedOptions):
     def _require_consistent(self) -> JudgeOptions:
         if self.scale is not None and self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
-        if self.against == "reference" and self.comparisons is not None:
-            raise ValueError("comparisons is for against='group'; against='reference' has one comparison")
         if self.style is not None and self.scale is not None:
             raise ValueError("a style has a scale of its own; leave scale out")
         if self.style is not None and not isinstance(self.rubric, str | None):

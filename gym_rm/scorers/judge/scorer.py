@@ -24,7 +24,6 @@ from gym_rm.types import Conversation, Prompts, Provenance
 
 SCALE = (1.0, 10.0)
 EFFECTIVE: dict[str, tuple[Mode, ...]] = {
-    "against": ("pairwise",),
     "comparisons": ("pairwise",),
     "both_orders": ("pairwise",),
     "min_comparisons": ("pairwise",),
@@ -44,7 +43,7 @@ class JudgeScorer(NeverCopied):
     one clear verdict is asked for again, and is an error in the end, never a number. A comparison without a verdict is
     left out. Equal rows of a call get one verdict.
 
-    The rewards of `mode="pairwise"` with `against="group"` and of `mode="listwise"` say how good a reply is beside the
+    The rewards of `mode="pairwise"` within a group and of `mode="listwise"` say how good a reply is beside the
     others of its group: pass whole groups (`group_size`), and use advantages within groups (`grpo`, `leave_one_out`).
     A rubric has a component for each criterion, by its name: its value, negative if the weight is.
 
@@ -88,11 +87,8 @@ class JudgeScorer(NeverCopied):
         self.options, self.model, self._owned = open_chat_model_of(
             model, options, JudgeOptions, owner="kind='judge'", defaults={} if style is None else style.chat_defaults
         )
-        against = chosen.against or ("group" if style or chosen.comparisons else "reference")
-        comparisons: Comparisons = chosen.comparisons or ("all_pairs" if against == "group" else "reference")
-        twice = chosen.both_orders
-        if twice is None:
-            twice = comparisons == "all_pairs" or against == "reference"
+        comparisons: Comparisons = chosen.comparisons or ("reference" if style is None else "all_pairs")
+        twice = comparisons != "circular" if chosen.both_orders is None else chosen.both_orders
         text = None if mode == "rubric" else chosen.rubric
         scale = chosen.scale or SCALE
         self._judging = Judging(
@@ -102,7 +98,6 @@ class JudgeScorer(NeverCopied):
             else StyleQuestions(style, mode, rubric=text, principle=chosen.principle),
             mode=mode,
             comparisons=comparisons,
-            in_groups=against == "group",
             orders=BOTH_ORDERS if twice else IN_ORDER,
             choices=mode == "pairwise" and (style is None or style.modes["pairwise"].is_choice),
             criteria=criteria,
@@ -129,8 +124,8 @@ class JudgeScorer(NeverCopied):
             own |= {"scale": list(options.scale or SCALE), "marked": options.marked}
         match judging.mode:
             case "pairwise":
-                own |= {"against": "group" if judging.in_groups else "reference", "comparisons": judging.comparisons}
-                own |= {"orders": len(judging.orders), "min_comparisons": options.min_comparisons}
+                own |= {"comparisons": judging.comparisons, "orders": len(judging.orders)}
+                names += ["min_comparisons"]
             case "listwise":
                 names += ["list_size"]
             case "rubric":
@@ -145,8 +140,7 @@ class JudgeScorer(NeverCopied):
     def relative(self) -> bool:
         """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
         judging = self._judging
-        compared = judging.mode == "pairwise" and judging.in_groups and judging.comparisons != "reference"
-        return compared or judging.mode == "listwise"
+        return judging.mode == "listwise" or (judging.mode == "pairwise" and judging.comparisons != "reference")
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.
@@ -190,7 +184,7 @@ class JudgeScorer(NeverCopied):
 
 def _mode_of(options: JudgeOptions, style: Style | None) -> Mode:
     """Return the mode that was asked for, or that fits the other options."""
-    compared = options.against is not None or options.comparisons is not None
+    compared = options.comparisons is not None
     if style is not None:
         mode = options.mode or ("pairwise" if compared else next(iter(style.modes)))
         if mode not in style.modes:

@@ -27,7 +27,7 @@ def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_is_in_no_val
         return "I cannot." if "secret" in replies else by_length(replies, mark, _)
 
     rows = [pair("aa", "a", "A>B"), pair("aaaa", "aaa", "B>A"), pair("secret", "a", "A>B")]
-    judge = JudgeScorer(Judge(answer), mode="pairwise", against="group", max_retries=0)
+    judge = JudgeScorer(Judge(answer), mode="pairwise", comparisons="all_pairs", max_retries=0)
     result = evaluate_benchmark("judge-bench", judge, rows)
     assert (result.overall, result.counts) == (0.5, {"mmlu-pro": 2})
     assert list(result.failed) == ["rows[2]"]
@@ -37,7 +37,7 @@ def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_is_in_no_val
 
 
 def test_a_judge_that_takes_the_first_place_has_ties_which_are_wrong():
-    judge = JudgeScorer(Judge(lambda replies, mark, _: f"Verdict {mark}: A"), mode="pairwise", against="group")
+    judge = JudgeScorer(Judge(lambda replies, mark, _: f"Verdict {mark}: A"), mode="pairwise", comparisons="all_pairs")
     result = evaluate_benchmark("judge-bench", judge, [pair("aa", "a", "A>B"), pair("aa", "a", "B>A")])
     assert (result.overall, result.details) == (0.0, {"ties": 2})
 

@@ -122,7 +122,7 @@ TIES = [
 
 @pytest.mark.parametrize(
     ("options", "questions"),
-    [({}, 4 + 3 + 4), ({"mode": "pairwise", "against": "group"}, 12 + 6 + 12), ({"mode": "listwise"}, 3)],
+    [({}, 4 + 3 + 4), ({"mode": "pairwise", "comparisons": "all_pairs"}, 12 + 6 + 12), ({"mode": "listwise"}, 3)],
     ids=["score", "pairwise", "listwise"],
 )
 def test_judges_choose_the_best_of_four_and_keep_ties(options, questions):
@@ -140,7 +140,7 @@ def test_a_row_with_a_comparison_without_a_verdict_is_left_out():
     def answer(replies, mark, _):
         return "I cannot." if set(replies) == {"a", "aa"} else by_length(replies, mark, _)
 
-    judge = JudgeScorer(Judge(answer), mode="pairwise", against="group", max_retries=0)
+    judge = JudgeScorer(Judge(answer), mode="pairwise", comparisons="all_pairs", max_retries=0)
     other = {**BEST_OF_4, "prompt": "q", "rejected": ["a", "b", "c"]}
     result = evaluate_benchmark("rewardbench2", judge, [BEST_OF_4, other])
     assert result.failed == {"rows[0]": "2 of 12 questions have no verdict"}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import gym_rm
-from agents import train_judge
+from agents import three_numbers
+from gym_rm.checks import model_source
 from gym_rm.data.prompts import load_prompts
-from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.generation.local_chat import LocalChatModel
-from scripts import three_numbers
+from scripts import train_judge
 
 IN_GROUPS = {"kind": "judge", "style": "genrm", "comparisons": "circular"}
 SAMPLING = {"temperature": 0, "max_new_tokens": 32}
@@ -96,7 +96,7 @@ def test_the_judge_behind_a_server_gives_the_same_rewards_whatever_happens_to_it
 
     asked = [conversation for number in range(6) for conversation in group(number)]
     expected = gym_rm.load_scorer({"model": judge, **IN_GROUPS}).score(asked)
-    app = ModelApp(embedded("judge"))
+    app = ModelApp(model_source("path", "embedded:judge"))
     app.faults = [(429, {}, {"Retry-After": "0.05"}), "broken", "later", (503, b""), "drop", 0.1]
     with serve(app) as url:
         scores = gym_rm.load_scorer({"model": url, **SAMPLING, **IN_GROUPS}).score(asked)

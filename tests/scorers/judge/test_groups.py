@@ -61,25 +61,15 @@ def judge(model, **options):
     [
         ("all_pairs", ["ab", "ba", "ac", "ca", "bc", "cb"], 1.0),
         ("circular", ["ab", "bc", "ca"], 1.0),
-        ("reference", ["ar", "br", "cr"], 1.5),  # the first of two with equal scores, by the ranking
+        ("reference", ["ar", "ra", "br", "rb", "cr", "rc"], 1.0),  # the first of two with equal scores, by the ranking
     ],
 )
 def test_each_way_to_compare_asks_for_its_pairs(how, pairs, reward):
     model = GenRM()
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": "r"})] * 3
-    scores = judge(model, comparisons=how, against="group").score(ask("a", "b", "c"), prompts)
+    scores = judge(model, comparisons=how).score(ask("a", "b", "c"), prompts)
     assert sorted(map("".join, model.pairs)) == sorted(pairs)
     assert scores.rewards.tolist() == [reward] * 3
-
-
-def test_an_anchor_is_compared_with_each_other_reply_in_any_order_of_the_rows():
-    model = GenRM()
-    rewards = judge(model, comparisons="anchor").score(ask("a", "bb", "ccc")).rewards
-    assert len(model.pairs) == 2
-    assert len(set.intersection(*map(set, model.pairs))) == 1
-    assert (
-        judge(model, comparisons="anchor").score(ask("ccc", "a", "bb")).rewards.tolist() == rewards[[2, 0, 1]].tolist()
-    )
 
 
 def test_both_orders_double_the_questions_and_scores_are_averaged():
@@ -222,7 +212,6 @@ def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
         ({"style": "lmunit"}, "cannot be used by name"),
         ({"style": "polar"}, "load_scorer"),
         ({"style": None, "comparisons": "square"}, "comparisons"),
-        ({"style": None, "against": "reference", "comparisons": "circular"}, "against='group'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, reason):
@@ -231,8 +220,8 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, r
 
 
 def test_a_circle_of_two_has_both_orders_and_of_one_has_none():
-    assert pairs_of("circular", ["a", "b"]) == [(0, 1), (1, 0)]
-    assert pairs_of("circular", ["a"]) == []
+    assert pairs_of("circular", 2) == [(0, 1), (1, 0)]
+    assert pairs_of("circular", 1) == []
 
 
 def test_what_all_replies_share_is_shown_once():
@@ -282,7 +271,7 @@ def test_replies_that_are_tool_calls_are_shown():
 
 def test_a_reference_without_text_is_no_opponent():
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": text}) for text in (" ", "<think>4", None)]
-    scores = try_score(judge(GenRM(), against="reference"), ask("a", "b", "c"), prompts)
+    scores = try_score(judge(GenRM(), comparisons="reference"), ask("a", "b", "c"), prompts)
     assert scores.failed_rows == (0, 1, 2)
 
 

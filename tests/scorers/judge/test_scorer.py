@@ -243,7 +243,7 @@ def test_a_row_without_a_reply_to_compare_with_is_an_error():
 
 def test_replies_of_a_group_are_compared_with_each_other():
     conversations = [*ask("a", "abc", "ab"), *ask("x", "x", question="3 + 3?"), *ask("alone", question="?")]
-    scores, model = score(by_length, conversations, mode="pairwise", against="group")
+    scores, model = score(by_length, conversations, mode="pairwise", comparisons="all_pairs")
     assert scores.rewards[:5].tolist() == [0.0, 1.0, 0.5, 0.5, 0.5]
     assert scores.failed_rows == (5,)
     assert len(model.conversations) == 6  # equal replies are a tie without a question
@@ -253,7 +253,7 @@ def test_a_reply_that_cannot_be_judged_fails_alone():
     def some(replies, mark, _):
         return "nothing" if "bad" in replies else by_length(replies, mark, _)
 
-    scores, _ = score(some, ask("a", "bad", "ab"), mode="pairwise", against="group")
+    scores, _ = score(some, ask("a", "bad", "ab"), mode="pairwise", comparisons="all_pairs")
     assert scores.failed_rows == (1,)
     assert scores.rewards[[0, 2]].tolist() == [0.0, 1.0]
 
@@ -262,10 +262,10 @@ def test_a_comparison_without_a_verdict_is_left_out_and_too_few_are_an_error():
     def some(replies, mark, _):
         return "nothing" if set(replies) == {"a", "ab"} else by_length(replies, mark, _)
 
-    scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", against="group")
+    scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", comparisons="all_pairs")
     assert scores.rewards.tolist() == [0.0, 0.0, 1.0]
     assert scores.infos["judge_unread"].tolist() == [1.0, 1.0, 0.0]
-    scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", against="group", min_comparisons=0.6)
+    scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", comparisons="all_pairs", min_comparisons=0.6)
     assert scores.failed_rows == (0, 1)
     assert "1 of 2 comparisons have a verdict, below min_comparisons=0.6" in scores.errors[0]
     assert scores.rewards[2] == 1.0
@@ -277,7 +277,7 @@ def test_a_comparison_without_a_verdict_is_left_out_and_too_few_are_an_error():
         ({"scale": (5, 1)}, "scale"),
         ({"scale": (1, math.inf)}, "scale"),
         ({"mode": "both"}, "mode"),
-        ({"mode": "score", "against": "group"}, "against"),
+        ({"mode": "score", "comparisons": "all_pairs"}, "comparisons"),
         ({"samples": 0}, "samples"),
         ({"timeout": 0}, "timeout"),
         ({"rubrik": "x"}, "rubrik"),

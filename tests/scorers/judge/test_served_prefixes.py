@@ -10,7 +10,7 @@ from generation.model_server import ModelApp
 from reward_servers import serve
 
 from gym_rm import load_scorer
-from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.checks import model_source
 from gym_rm.scorer import try_score
 
 QUESTION = "Which of these three numbers is the largest one, 12, 30 or 27? " * 12
@@ -18,10 +18,14 @@ QUESTION = "Which of these three numbers is the largest one, 12, 30 or 27? " * 1
 
 @pytest.mark.parametrize(
     "options",
-    [{"style": "genrm", "comparisons": "circular"}, {"mode": "pairwise", "against": "group"}, {"mode": "score"}],
+    [
+        {"style": "genrm", "comparisons": "circular"},
+        {"mode": "pairwise", "comparisons": "all_pairs"},
+        {"mode": "score"},
+    ],
 )
 def test_the_prompt_of_a_group_is_computed_once(options):
-    app = ModelApp(embedded("judge"))
+    app = ModelApp(model_source("path", "embedded:judge"))
     replies = [[user(QUESTION), assistant(f"It is {number}.")] for number in range(4)]
     with serve(app) as url:
         judge = load_scorer(url, kind="judge", max_new_tokens=4, max_retries=0, max_connections=1, **options)

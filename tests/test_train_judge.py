@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import train_judge
+from agents.three_numbers import Question, sample_question
 from gym_rm.generation.local_chat import LocalChatModel
-from scripts.three_numbers import Question, sample_question
+from scripts import train_judge
 
 QUESTION = Question("Which is the largest, 20, 40 or 30?", (20, 40, 30), largest=True)
 

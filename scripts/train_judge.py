@@ -1,6 +1,6 @@
 """Train a small judge of pairs for the embedded prompts, `gym_rm/assets/judge`.
 
-    python agents/train_judge.py outputs/judge   # writes a chat model; half an hour on two busy CPU cores
+    python scripts/train_judge.py outputs/judge   # writes a chat model; half an hour on two busy CPU cores
 
 The judge reads what NVIDIA's pairwise generative reward models read (NeMo Gym, `genrm_compare`): a conversation, then
 perhaps a message of the role `principle`, then the two replies with the roles `response_1` and `response_2`. It writes
@@ -27,15 +27,15 @@ from transformers import Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from agents import three_numbers
+from agents.three_numbers import GRADES, Question, say
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.generation.chat import ChatModel
 from gym_rm.generation.local_chat import LocalChatModel
 from gym_rm.types import Conversation
-from scripts import three_numbers
 from scripts.make_assets import make_tokenizer, model_config, next_token_loss, optimise, reply_loss, save
-from scripts.three_numbers import GRADES, Question, say
 
 ANSWERING, JUDGING, INTERMEDIATE_SIZE = 3, 3, 144  # layers
 STEPS, BATCH_SIZE, MUON, ADAM = (600, 2400), 64, 0.02, 3e-3
@@ -139,7 +139,7 @@ def sampled_replies(questions: Sequence[Question], *, seed: int) -> list[list[st
     asked = [[{"role": "user", "content": question.text}] for question in questions]
     replies: list[list[str]] = [[] for _ in questions]
     for temperature in (1.0, 2.0):
-        policy = LocalChatModel("embedded", temperature=temperature, max_new_tokens=24, max_num_seqs=512)
+        policy = LocalChatModel("embedded:policy", temperature=temperature, max_new_tokens=24, max_num_seqs=512)
         seeds = range(seed, seed + len(questions))
         for texts, reply in zip(replies, policy.reply(asked, seeds=seeds), strict=True):
             texts.append(reply.text)

@@ -1,0 +1,137 @@
+"""`gym-rm doctor`: what is installed, what works on this machine, and what to do about the rest."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import typer
+
+import gym_rm
+from gym_rm.config import shipped_folder
+from gym_rm.errors import ConfigError, brief
+
+Findings: TypeAlias = Iterator[tuple[str, ...]]  # marks, what was found, and perhaps what to do about it
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+ASKED: Any = {"role": "user", "content": "Which is the largest, 12, 30 or 27?"}
+ANSWERED: Any = [ASKED, {"role": "assistant", "content": "It is 30."}]
+NEIGHBOURS: Any = [[ASKED, {"role": "assistant", "content": "It is 9, of course. " * n}] for n in range(1, 8)]
+KNOWN_SCORE = float.fromhex("0x1.1e6e84p+1")  # of `ANSWERED` by the embedded reward model, on a CPU
+LARGEST_DIFFERENCE = 1e-4
+REPORT = "install gym-rm again; if that does not help, report it with this output"
+
+
+def doctor() -> None:
+    """Show what is installed and what works on this machine, and what to do about the rest.
+
+    Exit codes: 0 what is needed works; 1 there is a problem.
+    """
+    marks = []
+    for part in (_versions, _extras, _devices, _sandbox, _contents, _self_test):
+        typer.echo(f"\n{part.__name__.strip('_').replace('_', ' ')}")
+        try:
+            for mark, *texts in part():
+                marks.append(mark)
+                typer.echo(f"  {mark:<9}" + "\n           -> ".join(texts + [REPORT] * (mark == PROBLEM)))
+        except Exception as error:  # what is broken must not hide what else there is to see
+            marks.append(PROBLEM)
+            typer.echo(f"  {PROBLEM:<9}{brief(error)}\n           -> {REPORT}")
+    raise typer.Exit(PROBLEM in marks)
+
+
+def _needed(extra: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield a requirement of an extra, or of the package; its version, if installed; and whether that is right."""
+    from packaging.requirements import Requirement  # transformers needs it too
+
+    for each in map(Requirement, requires("gym-rm") or ()):
+        if extra in str(each.marker or "") and (each.marker is None or each.marker.evaluate({"extra": extra})):
+            try:
+                found = version(each.name)
+            except PackageNotFoundError:
+                found = ""
+            yield str(each).partition(";")[0], found, bool(found) and each.specifier.contains(found, prereleases=True)
+
+
+def _versions() -> Findings:
+    import torch
+
+    yield OK, f"gym_rm {gym_rm.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    others = ", ".join(f"{name} {version(name)}" for name in ("transformers", "gymnasium", "numpy"))
+    yield OK, f"torch {torch.__version__} (built for CUDA: {torch.version.cuda}), {others}"
+    for name, found, fits in _needed(""):
+        if not fits:
+            yield PROBLEM, f"{name} is needed, but {found or 'nothing'} is installed", f"pip install '{name}'"
+
+
+def _extras() -> Findings:
+    root = Path(gym_rm.__file__).parents[1]
+    source = f"-e '{root}" if (root / "pyproject.toml").is_file() else "'gym-rm"
+    for extra in metadata("gym-rm").get_all("Provides-Extra") or ():
+        needed = list(_needed(extra))
+        texts = ", ".join(f"{name} ({found or 'not installed'})" for name, found, _ in needed)
+        advice = [] if all(fits for *_, fits in needed) else [f"to use it: pip install {source}[{extra}]'"]
+        outdated = any(found and not fits for _, found, fits in needed)
+        yield WARNING if outdated else OK, f"{extra}: {texts}{', out of date' * outdated}", *advice
+
+
+def _devices() -> Findings:
+    import torch
+
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    yield OK, f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} threads of torch, {memory:.1f} GiB of memory"
+    for index in range(torch.cuda.device_count()):
+        free, total = (f"{size / 2**30:.1f}" for size in torch.cuda.mem_get_info(index))
+        kind = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+        name = torch.cuda.get_device_name(index)
+        yield OK, f"cuda:{index} {name}, {free} of {total} GiB free, {kind}, flex attention"
+    if not torch.cuda.is_available():
+        advice = ["if this machine has a GPU, see whether nvidia-smi shows it"] if torch.version.cuda else []
+        yield WARNING if advice else OK, "no GPU is seen: float32 on the CPU, without flex attention", *advice
+
+
+def _sandbox() -> Findings:
+    from gym_rm.sandbox.layers import choose
+
+    try:
+        yield OK, f"programs that a model writes run in {choose('auto', False, None)[0]}"
+    except ConfigError as error:
+        yield WARNING, str(error), "only kind='code' and the tool 'python' need it"
+
+
+def _contents() -> Findings:
+    from safetensors import safe_open
+
+    assets = Path(gym_rm.__file__).parent / "assets"
+    for file in sorted(assets.glob("*/model.safetensors")):
+        with safe_open(file, "np") as tensors:
+            size = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        yield OK, f"embedded:{file.parent.name}, {size:,} parameters, {file.stat().st_size / 1e6:.1f} MB"
+    lines = [f"{len(file.read_bytes().splitlines())} {file.stem}" for file in sorted(assets.glob("*.jsonl"))]
+    for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
+        lines.append(f"{len([*shipped_folder(name).glob(pattern)])} {name}")
+    yield OK, ", ".join(lines)
+
+
+def _self_test() -> Findings:
+    import gymnasium as gym
+
+    scorer = gym_rm.load_scorer()
+    scores = scorer.score([ANSWERED])
+    difference = abs(float(scores.rewards[0]) - KNOWN_SCORE)
+    text = f"the score of a known conversation, {difference:.1e} beside the stored one (devices round differently)"
+    yield OK if difference <= LARGEST_DIFFERENCE else PROBLEM, text
+    equal = scorer.score([*NEIGHBOURS, ANSWERED]).rewards[-1] == scores.rewards[0]
+    promised = scores.provenance.batch_invariance if scores.provenance else None
+    text = f"its bits beside other conversations are {'equal' if equal else 'others'}; checked at load: {promised}"
+    yield OK if equal else PROBLEM if promised == "bit-equal" else WARNING, text
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=lambda conversations: [1.0] * len(conversations))
+    envs.reset(seed=0)
+    rewards = envs.step(("It is 30.", "It is 12."))[1].tolist()
+    envs.close()
+    yield OK if rewards == [1.0, 1.0] else PROBLEM, f"a step of RewardModel-v0 with a function: {rewards}"
