@@ -231,9 +231,9 @@ class CombinedScorer(NeverCopied, abc.ABC):
 class EnsembleScorer(CombinedScorer):
     """Mean or minimum of several reward models, or their mean lowered by their disagreement.
 
-    Members need a common scale first, or the one with the largest numbers decides. `{"kind": "shaped", "scorer": ...,
-    "whiten": "call"}` as a member gives one, and so does a calibration of the members. The info `disagreement` is
-    their standard deviation.
+    Members need a common scale first, or the one with the largest numbers decides: `{"kind": "weighted", "scorers":
+    {"name": ...}, "weights": {"name": 1 / deviation}}` gives a member one, with the deviation of its rewards on rows of
+    yours. The info `disagreement` is the standard deviation of the members.
 
     Args:
         scorers: see `CombinedScorer`.

@@ -1,11 +1,10 @@
-"""Rewards shaped by what else is in their group: length of thinking and answer, brevity, whitening."""
+"""Rewards shaped by what else is in their group: length of thinking and answer, brevity."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pydantic
@@ -53,8 +52,6 @@ class ShapingOptions(Config):
     """Coefficient of Kimi k1.5's length reward (`length_rewards`) of thinking and answer together."""
     right_at_least: Finite = 1.0
     """A reply is right, for `length_reward`, if the reward of the scorer is at least this."""
-    whiten: Literal["group", "call"] | None = None
-    """Whether the sum becomes (reward - mean) / standard deviation of the `group`, or of the whole `call`."""
     thinking: Any = None
     """How replies mark their thinking, see `gym_rm.engine.text.thinking.Thinking.parse`."""
 
@@ -62,10 +59,10 @@ class ShapingOptions(Config):
 class ShapedScorer(CombinedScorer):
     """The reward of one scorer plus terms that compare a reply with the others of its group.
 
-    `reward = scorer + thinking_length + answer_length + thinking_bonus + answer_bonus + length_reward`, then
-    `whiten`. Each term is a component, with its coefficient in it, and 0 for a row alone in its group. Bonuses look at
-    the rewards of the scorer, not at other terms. What a term compares, characters, is the info
-    `"term/measured"`. Components and infos of the scorer become `"scorer/name"`, as in every `CombinedScorer`.
+    `reward = scorer + thinking_length + answer_length + thinking_bonus + answer_bonus + length_reward`. Each term is a
+    component, with its coefficient in it, and 0 for a row alone in its group. Bonuses look at the rewards of the
+    scorer, not at other terms. What a term compares, characters, is the info `"term/measured"`. Components and
+    infos of the scorer become `"scorer/name"`, as in every `CombinedScorer`.
 
     A group is the rows of the call with one data row (`groups_of`): score whole groups, as a step of an environment
     with `group_size` does. If only a part of a group is stepped, or routed here, this part is the group. The order of
@@ -144,11 +141,7 @@ class ShapedScorer(CombinedScorer):
     def _reduce(
         self, components: Mapping[str, RewardArray], conversations: Sequence[Conversation], prompts: Prompts
     ) -> tuple[RewardArray, Mapping[str, RewardArray]]:
-        rewards = sum((components[name] for name in TERMS if name in components), components["scorer"].copy())
-        rows = np.flatnonzero(np.isfinite(rewards)).tolist() if self.options.whiten else []
-        for group in groups_of(conversations, prompts, rows) if self.options.whiten == "group" else [rows]:
-            rewards[group] = whitened(rewards[group].tolist())
-        return rewards, {}
+        return sum((components[name] for name in TERMS if name in components), components["scorer"].copy()), {}
 
 
 def group_weights(lengths: Lengths) -> list[float]:
@@ -180,15 +173,6 @@ def shortest_of_the_best(lengths: Lengths, rewards: Sequence[float], top_share: 
     best = [None if reward < threshold else length for length, reward in zip(lengths, rewards, strict=True)]
     shortest = min((length for length in best if length is not None), default=math.nan)
     return [float(length == shortest and len(rewards) > 1) for length in best]
-
-
-def whitened(values: Sequence[float]) -> list[float]:
-    """Return `(value - mean) / population standard deviation`; 0 if all are equal.
-
-    Source: GRPO, arXiv 2402.03300, section 4.1.2 (groups); REINFORCE++, arXiv 2501.03262 (batches).
-    """
-    mean, deviation = (f(values) if values else 0.0 for f in (statistics.mean, statistics.pstdev))  # of exact sums
-    return [(value - mean) / deviation if deviation else 0.0 for value in values]
 
 
 def _places(lengths: Lengths) -> list[float]:

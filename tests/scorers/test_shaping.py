@@ -10,7 +10,6 @@ import gym_rm
 from gym_rm import ConfigError, Scores, ScoringError
 from gym_rm.scorer import try_score
 from gym_rm.scorers import shaping
-from gym_rm.scorers.combined import EnsembleScorer
 from gym_rm.scorers.shaping import TERMS, ShapedScorer
 from gym_rm.testing import check_scorer
 from gym_rm.types import Prompt
@@ -76,12 +75,6 @@ def test_the_bonus_is_for_the_shortest_of_the_best(lengths, rewards, top_share, 
     assert set(bonus) <= {0.0, 1.0}
 
 
-def test_whitened_values_have_mean_0_and_deviation_1():
-    assert shaping.whitened([1.0, 3.0]) == [-1.0, 1.0]
-    assert shaping.whitened([0.1] * 3) == [0.0] * 3
-    assert shaping.whitened([]) == []
-
-
 # --- the scorer
 
 
@@ -99,24 +92,6 @@ def test_the_reward_is_the_sum_of_the_components():
         np.testing.assert_allclose(scores.components[name], values, atol=1e-15)
     np.testing.assert_allclose(scores.rewards, np.sum(list(expected.values()), axis=0))
     assert scores.infos["answer_length/measured"].tolist() == [8, 6, 14]
-
-
-@pytest.mark.parametrize("whiten", ["group", "call"])
-def test_rewards_are_whitened_after_the_terms(whiten):
-    chats = [said("1"), said("12345"), said("123", "b"), said("1234567", "b")]
-    scorer = ShapedScorer(goodness, answer_length=2.0, whiten=whiten)
-    raw = np.array([1 + 1, 5 - 1, 3 + 1, 7 - 1], dtype=float)
-    parts = [raw[:2], raw[2:]] if whiten == "group" else [raw]
-    expected = np.concatenate([(part - part.mean()) / part.std() for part in parts])
-    scores = scorer.score(chats)
-    np.testing.assert_allclose(scores.rewards, expected)
-    assert scores.components["scorer"].tolist() == [1, 5, 3, 7]
-
-
-def test_whitening_alone_leaves_the_component_as_it_was():
-    scores = scores_of(["1", "123"], whiten="call")
-    assert scores.rewards.tolist() == [-1.0, 1.0]
-    assert scores.components["scorer"].tolist() == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -150,26 +125,24 @@ REPLIES = st.sampled_from(["", UNFINISHED, "FAIL", "4", "42", "It is 42.", "**42
 @given(
     st.permutations(range(9)),
     st.lists(st.tuples(REPLIES, st.sampled_from("ab")), min_size=9, max_size=9),
-    st.sampled_from([None, "group", "call"]),
 )
-def test_the_order_of_rows_changes_no_bit(order, rows, whiten):
+def test_the_order_of_rows_changes_no_bit(order, rows):
     def tenths(conversations):
         return [None if reward is None else 0.1 * reward for reward in goodness(conversations)]
 
     def score(rows):
-        scores = try_score(ShapedScorer(tenths, whiten=whiten, **ALL_TERMS), [said(*row) for row in rows])
+        scores = try_score(ShapedScorer(tenths, **ALL_TERMS), [said(*row) for row in rows])
         return np.array([scores.rewards, *scores.components.values()])
 
     np.testing.assert_array_equal(score([rows[k] for k in order]), score(rows)[:, order])
 
 
-@pytest.mark.parametrize("whiten", [None, "group", "call"])
-def test_a_failed_row_is_in_no_statistic_and_keeps_its_error(whiten):
+def test_a_failed_row_is_in_no_statistic_and_keeps_its_error():
     replies = ["1", "123, or more", "1234567"]
-    scores = scores_of([*replies[:1], "FAIL", *replies[1:]], whiten=whiten, **ALL_TERMS)
+    scores = scores_of([*replies[:1], "FAIL", *replies[1:]], **ALL_TERMS)
     assert scores.errors == (None, "scorer: the reward function returned None", None, None)
     rest = scores.take([0, 2, 3])
-    expected = scores_of(replies, whiten=whiten, **ALL_TERMS)
+    expected = scores_of(replies, **ALL_TERMS)
     assert rest.rewards.tolist() == expected.rewards.tolist()
     for name, values in expected.components.items():
         assert rest.components[name].tolist() == values.tolist()
@@ -177,17 +150,16 @@ def test_a_failed_row_is_in_no_statistic_and_keeps_its_error(whiten):
 
 
 def test_a_conversation_without_a_reply_is_an_error_of_its_row():
-    scorer = ShapedScorer(lambda conversations: [1.0] * len(conversations), answer_length=1.0, whiten="group")
+    scorer = ShapedScorer(lambda conversations: [1.0] * len(conversations), answer_length=1.0)
     with pytest.raises(ScoringError, match="row 1: answer_length: the last message must be a reply") as caught:
         scorer.score([said("12"), said("1")[:1], said("1234")])
-    assert caught.value.scores.rewards.tolist()[::2] == [1.0, -1.0]
+    assert caught.value.scores.rewards.tolist()[::2] == [1.5, 0.5]
 
 
 def test_a_row_alone_in_its_group_gets_nothing_and_keeps_its_reward():
     scores = ShapedScorer(goodness, **ALL_TERMS).score([said("42", "a"), said("7", "b")])
     assert scores.rewards.tolist() == [2, 1]
     assert not any(scores.components[name].any() for name in TERMS)
-    assert ShapedScorer(goodness, whiten="group").score([said("42", "a"), said("7", "b")]).rewards.tolist() == [0, 0]
 
 
 def test_terms_without_a_bonus_pass_the_checks_of_scorers():
@@ -221,7 +193,7 @@ def test_what_the_scorer_returned_is_passed_on():
 
 
 def test_no_conversations():
-    scores = ShapedScorer(goodness, whiten="call", **ALL_TERMS).score([])
+    scores = ShapedScorer(goodness, **ALL_TERMS).score([])
     assert len(scores) == 0
     assert scores.provenance.settings["answer_length"] == 1.0
     assert list(scores.provenance.settings["scorers"]) == ["scorer"]
@@ -236,22 +208,12 @@ def test_a_shaped_scorer_in_a_mixture():
     assert scores.components["quality"].tolist() == [3.5, 2.5]
 
 
-def test_whitening_gives_the_members_of_an_ensemble_one_scale():
-    members = [lambda chats: [7.0, 8.0, 9.0], lambda chats: [2000.0, 1000.0, 3000.0]]
-    chats = [said("a"), said("b"), said("c")]
-    assert EnsembleScorer(members, reduction="min").score(chats).rewards.tolist() == [7, 8, 9]
-    whitened = [{"kind": "shaped", "scorer": member, "whiten": "call"} for member in members]
-    scores = EnsembleScorer(whitened, reduction="min").score(chats)
-    np.testing.assert_allclose(scores.rewards, [-(1.5**0.5), -(1.5**0.5), 1.5**0.5])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"answer_lenght": 1}, "answer_lenght.*answer_length"),
         ({"answer_length": -0.1}, "answer_length: input should be greater than or equal to 0"),
         ({"top_share": 0}, "top_share"),
-        ({"whiten": "batch"}, "whiten"),
         ({"thinking": "<think>"}, "thinking must be None, 'opened'"),
     ],
     ids=str,

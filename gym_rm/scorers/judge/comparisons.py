@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `all_pairs` | N (N - 1) | every two, with each of them first |
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
-| `reference` | N | each with the reference reply |
+| `reference` | 2 N | each with the reference reply, with each of them first |
 
 `circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once.
 """
