@@ -1,7 +1,7 @@
 """Make the files in `gym_rm/assets/`: a tokenizer, a policy, prompts, and what the reward model is trained from.
 
     python scripts/make_assets.py --work build   # about 8 minutes on two busy cores
-    gym-rm train configs/rm/embedded.yaml        # the reward model, from the files in build: 10 to 20 minutes
+    gym-rm train embedded  # the reward model, from the files in build: 10 to 20 minutes
     install -m 644 build/reward_model/final/{config.json,model.safetensors} gym_rm/assets/reward_model
 
 Fixed seeds, CPU only. The task is described in `agents/three_numbers.py`.

@@ -1,6 +1,6 @@
 """Take the picture of the page of a run for the README: the top of the page, and its first conversations.
 
-python agents/grpo.py output=outputs/demo
+gym-rm demo output=outputs/demo
 python scripts/make_run_picture.py outputs/demo   # needs playwright and chromium
 """
 
