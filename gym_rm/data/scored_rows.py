@@ -74,7 +74,8 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
         return RowToScore((whole,), None, prompt_of_columns(prompt, columns, index, where=where))
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
-        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}."
+        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}. Name "
+        "others as in --column prompt=Question --column response=Reply."
     )
 
 
