@@ -20,6 +20,7 @@ from gpu_sizes import GROUP
 
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.planning.hardware import calibration
+from gym_rm.planning.hardware.devices import QUANTITIES
 from gym_rm.planning.planner import plan
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def training_step(day: Day, folder: Path) -> dict[str, Any]:
 
 
 def calibrated() -> dict[str, Any]:
-    return {name: shown for name, shown, _ in calibration.calibration_rows(calibration.calibrate())}
+    device = calibration.calibrate()
+    return {name: getattr(device, name).value for name in QUANTITIES}
 
 
 def prompts_of(task: Any, tokenizer: Any) -> list[list[int]]:

@@ -380,10 +380,11 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             # Messages of `gym_rm.checks` already start with the name of the field; the key adds its groups.
             name, _, rest = reason.partition(" ")
             return f"{key} {rest}" if name in place else f"{key}: {reason}" if key else reason
-        case "model_type" if isinstance(value, str) and any(
+        case "model_type" | "dict_type" if isinstance(value, str) and any(
             (path[0], path[-1]) == (place[0], "model") for path in _keys(schema)
         ):
-            return f"{key} must be a mapping of settings, got {describe(value)}. Write {key}.model={value}."
+            where = key if problem["type"] == "model_type" else f"{key}.NAME"
+            return f"{key} must be a mapping of settings, got {describe(value)}. Write {where}.model={value}."
         case "literal_error" | "enum" | "dict_type" | "model_type" | "tuple_type" | "list_type":
             return _explain_types(place, [problem])
     return f"{key}: {problem['msg'].lower()}, got {describe(value)}."

@@ -80,8 +80,8 @@ def plan(
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["gym-rm", "verl", "openrlhf", "nemo-rl", "trl", "ray"] | None,
-        typer.Option("--for", help="Print the plan as settings of this library, or as placement groups of Ray."),
+        Literal["gym-rm", "verl", "nemo-rl", "trl"] | None,
+        typer.Option("--for", help="Print the plan as settings of this library."),
     ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate many steps, with failures; simulation.NAME=VALUE sets how.")
@@ -108,7 +108,7 @@ def plan(
     interrupted.
     """
     # Imported here, as in other functions of this file, because `--help` and the other commands need none of it.
-    from gym_rm.planning.exports import flags, ray_bundles
+    from gym_rm.planning.exports import flags
     from gym_rm.planning.refusals import Infeasible
     from gym_rm.reports.plan_tables import plan_report, simulation_table
 
@@ -136,8 +136,6 @@ def plan(
                     typer.echo(json.dumps(values, indent=1))
                 elif result is not None:
                     console.print(simulation_table(found, result))
-                elif library == "ray":
-                    typer.echo(json.dumps(ray_bundles(found), indent=1))
                 elif library is not None:
                     typer.echo(flags(found, library).text)
                 else:
@@ -186,14 +184,14 @@ def _write(found: Plan, paths: Sequence[Path]) -> None:
 
 def _print_hardware(console: Console, *, calibrate: bool) -> None:
     from gym_rm.planning.hardware import calibration
-    from gym_rm.reports.plan_tables import calibration_table, devices_table
+    from gym_rm.reports.plan_tables import devices_table
 
-    if not calibrate:
-        console.print(devices_table())
-        return
-    stderr.print("measuring for about ten seconds ...")
-    console.print(calibration_table(calibration.calibration_rows(calibration.calibrate())))
-    stderr.print("stored; plans with gpu=here use these numbers.", markup=False)
+    measured = []
+    if calibrate:
+        stderr.print("measuring for about ten seconds ...")
+        measured = [calibration.calibrate()]
+        stderr.print("stored; plans with gpu=here use these numbers.", markup=False)
+    console.print(devices_table(measured))
 
 
 def _several(

@@ -124,7 +124,7 @@ class _Estimate:
     def weights(self) -> MemoryItem:
         each = self.component.bytes_per_parameter
         size = _parameters(self.shape, self.tp) * each / self.fsdp - self.spared()
-        return self.item("weights", size, f"parameters x {each:g} bytes / GPUs, and of quantized matrices 1 byte")
+        return self.item("weights", size, f"parameters x {each:g} bytes / parts, and of quantized matrices 1 byte")
 
     def spared(self) -> float:
         """Return the bytes that quantized matrices are smaller; experts are not quantized."""

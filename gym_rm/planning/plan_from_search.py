@@ -47,7 +47,9 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
         phase_seconds=tuple((phase, seconds) for phase, seconds in phases if seconds > 0),
         step_seconds=result.step_seconds,
         load_seconds=_load_seconds(request, result),
-        objective="most conversations/s" if request.step_seconds is None else "fewest GPUs that reach the step time",
+        objective="most conversations/s"
+        if request.step_seconds is None
+        else f"fewest {device.processor}s that are enough",
         exact=result.exact,
         notes=request.notes,
         prompt_tokens=int(work.prompts.maximum),

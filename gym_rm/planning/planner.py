@@ -126,7 +126,7 @@ def _mistakes(settings: PlanSettings) -> Iterator[str]:
     if generation.engine == "transformers":
         fixed = [("generation", name) for name in ("num_gpus", "tensor_parallel_size", "num_replicas")]
         fixed += [("policy", name) for name in ("tensor_parallel_size", "fsdp_size")]
-        words = "generation by transformers needs the policy's whole weights on each of its GPUs"
+        words = "generation by transformers needs the policy's whole weights in each process"
         for part, name in fixed:
             value = getattr(getattr(settings, part), name, None)
             if value is not None and (part, value) != ("policy", 1):

@@ -56,19 +56,19 @@ class Infeasible(ConfigError):
 def broken_rules(request: PlanRequest) -> Iterator[BrokenRule]:
     """Yield the rules that a request breaks, before any search."""
     for component in request.components:
-        yield from _tensor_parallel(component, request.cluster.node_gpus)
+        yield from _tensor_parallel(component, request.cluster)
         yield from _lengths(component, request.workload)
         yield from _device(component, request.cluster.device)
     yield from _step(request)
 
 
-def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[BrokenRule]:
-    size, name = component.tensor_parallel_size, f"{component.path}.tensor_parallel_size"
+def _tensor_parallel(component: Component, cluster: Cluster) -> Iterator[BrokenRule]:
+    size, name, node_gpus = component.tensor_parallel_size, f"{component.path}.tensor_parallel_size", cluster.node_gpus
     if size is None:
         return
     wrong = [f"divide the {number:,} {what} of {component.shape.name}" for what, number in
              divisors_violated(component, size)]  # fmt: skip
-    wrong += [f"stay in a node of {node_gpus} GPUs"] if size > node_gpus else []
+    wrong += [f"stay in a node of {node_gpus} {cluster.device.processor}s"] if size > node_gpus else []
     if wrong:
         allowed = [number for number in range(1, node_gpus + 1) if not divisors_violated(component, number)]
         nearest = min(allowed, key=lambda number: (abs(number - size), number))
@@ -200,6 +200,8 @@ def refusal(
         seconds = (f"step_seconds={math.ceil(fastest.step_seconds * 10) / 10:g}",)
         took = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}"
         reasons = [f"step_seconds={request.step_seconds:g}: {took}."]
+    elif timed:
+        base = ("step_seconds=null",)
     reasons = reasons or _shortages(request)
     if base and fits(base):
         return Infeasible(reasons, [base], name=request.name)
@@ -213,7 +215,7 @@ def _fixes(
 ) -> list[Changes]:
     """Return the changes that fit: single ones, then pairs; of those that differ in a size, the smallest.
 
-    Larger hardware is only paired, and all savings are only taken together, where nothing less is enough.
+    Larger hardware is only paired where nothing less is enough.
     """
 
     def first(*ladders: Sequence[Changes]) -> list[Changes]:
@@ -225,21 +227,7 @@ def _fixes(
     found = [fix for _, fixes in singles for fix in fixes]
     found += [fix for pair in itertools.combinations(small, 2) for fix in first(*pair)]
     found += [fix for ladder in larger for fix in first(ladder)]
-    found = found or [fix for ladder in small for hardware in larger for fix in first(ladder, hardware)]
-    if not found:
-        together = [ladder[-1] for ladder in savings if not ladder[-1][0].startswith("generation.engine")]
-        none: list[Changes] = [()]
-        for hardware in [none, *larger]:
-            found += _minimal(first([tuple(itertools.chain(*together))], hardware), fits)
-    return found
-
-
-def _minimal(fixes: list[Changes], fits: Callable[[Changes], bool]) -> list[Changes]:
-    """Return fixes without the changes that they do not need."""
-    for change in [change for fix in fixes for change in fix]:
-        without = [tuple(each for each in fix if each != change) for fix in fixes]
-        fixes = without if all(map(fits, without)) else fixes
-    return fixes
+    return found or [fix for ladder in small for hardware in larger for fix in first(ladder, hardware)]
 
 
 def _savings(request: PlanRequest) -> Iterator[Changes]:

@@ -31,7 +31,7 @@ SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
 EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
-NETWORK, LAUNCH, HOST = "network", "kernel launches", "host link"
+NETWORK, LAUNCH, STARTS, HOST = "network", "kernel launches", "starts of operations", "host link"
 SAMPLE, TEXT, FRAMEWORK = "sampling", "text", "framework"
 
 
@@ -145,7 +145,9 @@ class _Work:
         waiting = needed - (0.0 if self.device.is_cpu else self.clock.total)
         if waiting > 0:
             basis = weakest((self.device.launch.basis, Basis.ASSUMPTION))
-            self.clock.add(LAUNCH, waiting, basis, f"{self.kernels} kernels for each layer")
+            self.clock.add(
+                STARTS if self.device.is_cpu else LAUNCH, waiting, basis, f"{self.kernels} operations for each layer"
+            )
 
     def all_reduces(self, tokens: float, forwards: float, size: float) -> None:
         """Add two sums of the hidden states over tensor-parallel GPUs for each layer."""
@@ -335,7 +337,8 @@ class _Work:
         shape, device, clock = self.shape, self.device, self.clock
         operations = self.kernels * shape.num_layers + EAGER_KERNELS_PER_STEP
         basis = weakest((device.launch.basis, Basis.ASSUMPTION))
-        clock.add(LAUNCH, steps * operations * device.launch.value, basis, f"{operations} operations for each token")
+        name, seconds = STARTS if device.is_cpu else LAUNCH, steps * operations * device.launch.value
+        clock.add(name, seconds, basis, f"{operations} operations for each token")
         bandwidth = device.elementwise
         moved = 2.0 * cached + running * shape.elementwise_numbers(1, eager=True) * self.component.bytes_per_parameter
         text = "copies of the cache, norms and activations"
@@ -359,11 +362,11 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
     ranks = choice.fsdp_size * choice.tensor_parallel_size
     if together:
         bandwidth = site.device.bandwidth if ranks == 1 else site.collective(ranks)
-        text = "weights gathered on the GPUs of the policy"
+        text = "weights gathered for the policy"
     else:
         links = (site.device.link, site.network) if crosses else (site.device.link,)
         bandwidth = min(links, key=lambda link: link.value)
-        text = "weights broadcast to the GPUs of generation"
+        text = "weights broadcast to generation"
     clock.add(NETWORK, size / bandwidth.value, weakest((bandwidth.basis, Basis.ASSUMPTION)), text)
     return clock
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.planning.hardware.devices import CPU, KINDS
+from gym_rm.planning.hardware.devices import CPU, KINDS, Device
 from gym_rm.planning.plan import ComponentPlan, MemoryItem, PhaseMemory, Plan, PoolPlan
 from gym_rm.planning.quantities import GIB, Basis, show_bytes, show_seconds, weakest
 from gym_rm.planning.simulation import SimulationResult
@@ -208,7 +208,8 @@ def compare_table(plans: Mapping[str, Plan | str]) -> Table:
     Args:
         plans: by name; a text says why there is no plan.
     """
-    numbers = ("GPUs", "a step", "conversations/s")
+    kinds = sorted({plan.processor for plan in plans.values() if isinstance(plan, Plan)}) or ["GPU"]
+    numbers = ("/".join(f"{kind}s" for kind in kinds), "a step", "conversations/s")
     table = plain_table("Plans side by side", "", *numbers, "least free memory", "slowest", numbers=numbers)
     first = next((plan for plan in plans.values() if isinstance(plan, Plan)), None)
     for name, plan in plans.items():
@@ -234,11 +235,11 @@ def _compared(plan: Plan, first: Plan) -> list[str]:
     ]
 
 
-def devices_table() -> Table:
-    """Return a table of the known kinds of GPUs, as their makers publish them."""
+def devices_table(measured: Sequence[Device] = ()) -> Table:
+    """Return a table of the known kinds of GPUs, as their makers publish them, after what was measured."""
     numbers = ("memory", "bf16 TFLOP/s", "memory GB/s", "GB/s to GPUs of the node")
     table = plain_table("Kinds of GPUs (a CPU: assumed)", "gpu", *numbers, numbers=numbers)
-    for device in (*KINDS.values(), CPU):
+    for device in (*measured, *KINDS.values(), CPU):
         rates = (device.flops.value / 1e12, device.bandwidth.value / 1e9, device.link.value / 1e9)
         add_row(table, device.name, show_bytes(device.memory.value), *(f"{value:,.4g}" for value in rates))
     return table
@@ -273,19 +274,11 @@ def simulation_table(plan: Plan, result: SimulationResult) -> Table:
         f"{show_seconds(result.step_quantile(0.95))}; in the plan {show_seconds(plan.step_seconds)}",
         "failures": f"{result.failures:,}",
         "steps done again": f"{result.repeated_steps:,}, with a checkpoint every {result.checkpoint_every:,} steps",
-        "GPUs idle": f"{result.idle_share:.1%}",
-        "GPUs down or loading": f"{result.down_share:.1%}",
+        f"{plan.processor}s idle": f"{result.idle_share:.1%}",
+        f"{plan.processor}s down or loading": f"{result.down_share:.1%}",
         "lost with a replica": f"{result.redone_share:.1%}",
         "writing checkpoints": f"{result.checkpoint_share:.1%}",
     }
     for name, value in rows.items():
         add_row(table, name, value)
-    return table
-
-
-def calibration_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Return a table of what was measured on this machine: names, values and how each was measured."""
-    table = plain_table("Measured on this machine", "number", "value", "source", numbers=("value",))
-    for row in rows:
-        add_row(table, *row)
     return table

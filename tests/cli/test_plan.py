@@ -15,6 +15,7 @@ from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.refusals import Infeasible
 from gym_rm.planning.request_settings import PlanSettings
+from gym_rm.policy.grpo_settings import GRPOSettings
 from tests.cli.command import runner
 from tests.planning.example_plans import apart, together
 
@@ -151,9 +152,12 @@ def test_the_plan_is_printed_as_flags_with_the_work_of_a_step(request_file):
     assert "actor_rollout_ref.rollout.n=8" in lines
 
 
-def test_the_plan_is_printed_as_placement_groups_of_ray(request_file):
-    groups = json.loads(run(request_file, "--for", "ray").stdout)
-    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 8
+def test_the_settings_of_the_agent_are_printed_as_its_file(request_file):
+    shown = run(str(CONFIGS / "laptop.yaml"), "--for", "gym-rm").stdout
+    Path("run.yaml").write_text(shown)
+    settings = load_config(GRPOSettings, "run.yaml")
+    assert (settings.policy.model, settings.policy.lora.rank) == ("Qwen/Qwen3-0.6B", 16)
+    assert shown.startswith("# gym-rm grpo --config run.yaml")
 
 
 # --- several plans ---------------------------------------------------------------------------------------------------
@@ -354,7 +358,7 @@ def test_calibration_measures_and_says_how_to_use_it(monkeypatch):
     monkeypatch.setattr(calibration, "calibrate", lambda: device_of_kind("cpu"))
     result = run("--calibrate")
     assert "gpu=here" in result.stderr
-    assert re.search(r"bandwidth +40 GB/s", result.stdout)
+    assert re.search(r"cpu +16\.0 GiB +0\.1 +40 ", result.stdout)
 
 
 def test_plans_of_this_machine_need_its_measurement(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gym_rm.planning.exports import ray_bundles
+from gym_rm.errors import ConfigError
+from gym_rm.planning.exports import flags
 from gym_rm.planning.plan import Phase
 from gym_rm.planning.planner import plan
 from gym_rm.reports.plan_pictures import figure_of
@@ -46,7 +47,8 @@ def test_pictures_and_tables_of_a_cpu_say_cpu():
     shown = "\n".join([*texts, console.file.getvalue()])
     assert "Memory of one CPU" in shown
     assert "GPU" not in shown
-    assert all(group["bundles"] == [{"CPU": 1}] for group in ray_bundles(found))
+    with pytest.raises(ConfigError, match="trains on GPUs, and the plan is for CPUs; print it --for gym-rm"):
+        flags(found, "verl")
 
 
 def test_twice_the_nodes_are_faster_but_not_twice_as_fast():

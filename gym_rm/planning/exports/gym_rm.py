@@ -2,75 +2,62 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from gym_rm.documents import to_yaml
 from gym_rm.planning.exports.parts import Flags, Parts, divide
-from gym_rm.planning.plan import SIZES_OF, ComponentPlan, Plan, PoolPlan, Role
-
-FILE = "run.yaml"  # in the commands
+from gym_rm.planning.plan import SIZES_OF, Plan, Role
 
 
 def own_settings(plan: Plan) -> Flags:
-    """Return the settings with which a run of this package follows a plan, and as notes the commands that start it.
+    """Return the settings with which a run of this package follows a plan; the first note is the command.
 
     Raises:
         ConfigError: a run cannot do what the plan says. The message lists all reasons.
     """
-    components = [(each, pool) for pool in plan.pools for each in pool.components]
-    if len(components) == 1 and components[0][0].role is Role.REWARD_TRAINING:
-        parts = Parts(plan, "gym-rm train", components[0][0], None, None, None, ())
-        values, command = _train(parts), f"train {FILE} data.train=comparisons.jsonl"
+    first = plan.pools[0].components[0]
+    if first.role is Role.REWARD_TRAINING and len(plan.times) == 1:
+        parts = Parts(plan, "gym-rm train", first, None, None, None, ())
+        values, command = _train(parts), "train run.yaml data.train=comparisons.jsonl"
     else:
         parts = divide(plan, "gym-rm")
-        values, command = _grpo(parts), f"grpo --config {FILE} env.prompts=prompts.jsonl"
+        values, command = _grpo(parts), "grpo --config run.yaml env.prompts=prompts.jsonl"
+    nodes, processes = parts.shape(parts.policy)
     parts.require()
-    notes = (_command(parts.pool(parts.policy), command), *parts.notes)
-    return Flags(parts.library, tuple(to_yaml(values).splitlines()), notes)
+    several = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 " if nodes > 1 else ""
+    start = f"torchrun {several}--nproc-per-node {processes} -m gym_rm" if nodes * processes > 1 else "gym-rm"
+    return Flags(parts.library, tuple(to_yaml(values).splitlines()), (f"{start} {command}", *parts.notes))
 
 
-def _command(pool: PoolPlan, command: str) -> str:
-    """Return the command with a process for each GPU."""
-    counts = Counter(address.node for address in pool.gpus)
-    if len(pool.gpus) == 1:
-        return f"gym-rm {command}"
-    nodes = f"--nnodes {len(counts)} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 " if len(counts) > 1 else ""
-    return f"torchrun {nodes}--nproc-per-node {max(counts.values())} -m gym_rm {command}"
-
-
-def _trained(parts: Parts, dtypes: tuple[str, ...]) -> dict[str, Any]:
+def _trained(parts: Parts, *dtypes: str) -> dict[str, Any]:
     """Return the settings of adapters; refuse what no run does with the model that it trains."""
-    part = parts.policy
-    parts.shape(part)
+    part, name = parts.policy, parts.policy.name
     if part.tensor_parallel_size > 1 or (part.fsdp_size > 1 and part.num_replicas > 1):
-        parts.refuse(f"{part.name} is in whole copies or sharded over all processes; set {part.name}.fsdp_size=1.")
+        parts.refuse(f"it has whole copies of {name}, or shards it over all; set {name}.tensor_parallel_size=1.")
     if part.optimizer != "adamw" or not part.master_weights:
-        parts.refuse(f"it trains with float32 AdamW; set {part.name}.optimizer=adamw {part.name}.master_weights=true.")
+        parts.refuse(f"it trains with float32 AdamW; set {name}.optimizer=adamw {name}.master_weights=true.")
     if part.model.startswith(SIZES_OF):
-        parts.refuse(f"the plan has only sizes for {part.name}; set {part.name}.model.")
+        parts.refuse(f"the plan has only sizes for {name}; set {name}.model.")
     if part.dtype not in dtypes:
-        parts.refuse(f"it has weights in {' or '.join(dtypes)}; set {part.name}.dtype={dtypes[0]}.")
+        parts.refuse(f"it has weights in {' or '.join(dtypes)}; set {name}.dtype={dtypes[0]}.")
     return {} if part.lora is None else {"lora": part.lora.model_dump(mode="json")}
 
 
 def _train(parts: Parts) -> dict[str, Any]:
-    part, plan = parts.policy, parts.plan
+    part = parts.policy
+    names = ("max_num_batched_tokens", "gradient_checkpointing")
+    size = parts.plan.num_prompts // parts.plan.updates_per_step
     return {
-        "model": {"path": part.model, **_trained(parts, ("float32",))},
-        "batch": {
-            "batch_size": plan.num_prompts // plan.updates_per_step,
-            "max_num_batched_tokens": part.max_num_batched_tokens,
-            "gradient_checkpointing": part.gradient_checkpointing,
-            "fsdp": part.fsdp_size > 1,
-        },
+        "model": {"path": part.model, **_trained(parts, "float32")},
+        "batch": {"batch_size": size, "fsdp": part.fsdp_size > 1, **{name: getattr(part, name) for name in names}},
     }
 
 
 def _grpo(parts: Parts) -> dict[str, Any]:
     plan, policy, generation, reference = parts.plan, parts.policy, parts.generation, parts.reference
-    adapters, processes = _trained(parts, ("bfloat16", "float32")), policy.fsdp_size * policy.num_replicas
-    if generation is not None and (not parts.together(policy, generation) or _has_weights(parts, generation)):
+    adapters, processes = _trained(parts, "bfloat16", "float32"), policy.fsdp_size * policy.num_replicas
+    kept = {(each.name, each.component) for pool in plan.pools for memory in pool.memory for each in memory.persistent}
+    if generation is None or ("weights", generation.name) in kept:
         parts.refuse("it generates with the policy's own weights; set generation.engine=transformers.")
     if parts.critic is not None:
         parts.refuse("GRPO has no critic.")
@@ -79,23 +66,12 @@ def _grpo(parts: Parts) -> dict[str, Any]:
     if plan.asynchronous:
         parts.refuse("its steps are not asynchronous; set workload.asynchronous=false.")
     if plan.num_prompts % processes or plan.num_prompts < plan.updates_per_step:
-        parts.refuse(
-            f"{plan.num_prompts} prompts are not divisible by {processes} processes and the updates of a step."
-        )
+        parts.refuse(f"{plan.num_prompts} prompts of a step do not divide among {processes} processes and updates.")
     return {
-        "policy": {
-            "model": policy.model,
-            "dtype": policy.dtype,
-            "gradient_checkpointing": policy.gradient_checkpointing,
-            **adapters,
-        },
+        "policy": {name: getattr(policy, name) for name in ("model", "dtype", "gradient_checkpointing")} | adapters,
         "sampling": {"max_new_tokens": plan.reply_tokens, "max_num_seqs": generation and generation.max_num_seqs},
-        "env": {
-            "num_prompts": plan.num_prompts,
-            "group_size": plan.group_size,
-            "max_turns": plan.turns,
-            **_rewards(parts),
-        },
+        "env": {"num_prompts": plan.num_prompts, "group_size": plan.group_size, "max_turns": plan.turns}
+        | _reward(parts),
         "loss": {"measure_kl": reference is not None or policy.lora is not None},
         "optimizer": {
             "max_num_batched_tokens": policy.max_num_batched_tokens,
@@ -106,12 +82,7 @@ def _grpo(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _has_weights(parts: Parts, generation: ComponentPlan) -> bool:
-    items = [item for memory in parts.pool(generation).memory for item in memory.persistent]
-    return any((item.name, item.component) == ("weights", generation.name) for item in items)
-
-
-def _rewards(parts: Parts) -> dict[str, Any]:
+def _reward(parts: Parts) -> dict[str, Any]:
     """Return the settings of the reward model; refuse one that is neither whole in every process nor apart."""
     if (part := parts.reward_model) is None:
         return {}

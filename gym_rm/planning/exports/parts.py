@@ -57,13 +57,13 @@ class Library:
 
     Attributes:
         rows: its settings, in their order.
-        line: returns a setting as the library reads it; None leaves it out.
+        line: returns a setting as the library reads it.
         check: collects what the library cannot do, and what it does otherwise.
         commands: returns the lines before the settings.
     """
 
     rows: tuple[Row, ...]
-    line: Callable[[str, Any], str | None]
+    line: Callable[[str, Any], str]
     check: Callable[[Parts], None]
     commands: Callable[[Parts], list[str]] = lambda parts: []
 
@@ -200,6 +200,8 @@ def divide(plan: Plan, library: str) -> Parts:
         first.get(Role.CRITIC),
         tuple(each for each in components if each.role is Role.REWARD_MODEL),
     )
+    if plan.processor == "CPU" and library != "gym-rm":
+        parts.refuse("it trains on GPUs, and the plan is for CPUs; print it --for gym-rm.")
     for each in components:
         if each.quantization is not None and library != "gym-rm":
             parts.refuse(f"{each.name} has {each.quantization} weights, which only gym_rm's scorers have.")
@@ -223,8 +225,7 @@ def write(parts: Parts, library: Library) -> Flags:
         subject = getattr(parts, row.of)
         if subject is not None:
             value = getattr(subject, row.value) if isinstance(row.value, str) else row.value(parts, subject)
-            line = None if value is None else library.line(row.name, value)
-            lines += [] if line is None else [line]
+            lines += [] if value is None else [library.line(row.name, value)]
     parts.require()
     return Flags(parts.library, tuple(lines), tuple(parts.notes))
 

@@ -10,16 +10,16 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydantic
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.hardware.devices import CPU, KINDS, TABLES, Device, Table
-from gym_rm.planning.quantities import Basis, Quantity, assumed, show_bytes
+from gym_rm.planning.hardware.devices import CPU, KINDS, Device, Table
+from gym_rm.planning.quantities import Basis, Quantity, assumed
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +28,6 @@ BLOCKS = 7  # of calls, whose median counts: the best block is what longer work 
 SECONDS = 0.2  # of one measurement
 
 _ADAPTER = pydantic.TypeAdapter(Device)
-SHARES = ("matmul_rows", "attention_lengths")  # tables of them; the best product can exceed 100%
-_UNITS = {
-    "flops": (1e12, "TFLOP/s"),
-    "flops_float32": (1e12, "TFLOP/s"),
-    "latency": (1e-6, "us"),
-    "launch": (1e-6, "us"),
-}
 
 
 def calibrate() -> Device:
@@ -98,11 +91,6 @@ def fingerprint() -> dict[str, Any]:
     return known | {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "memory": memory}
 
 
-def calibration_rows(device: Device) -> list[tuple[str, str, str]]:
-    """Return name, value and source of every number, for a table."""
-    return [(name, _show(name, number), f"{number.basis}: {number.source}") for name, number in _quantities(device)]
-
-
 def _base(hardware: dict[str, Any]) -> Device:
     """Return the device with what is not measured: numbers of the same kind in the table, as assumptions."""
     if (gpu := hardware.get("gpu")) is None:
@@ -116,26 +104,6 @@ def _base(hardware: dict[str, Any]) -> Device:
         for name in ("all_reduce", "latency", "attention_lengths")
     }
     return replace(base.with_quantities(others), name="here", **tables)
-
-
-def _quantities(device: Device) -> Iterable[tuple[str, Quantity]]:
-    """Yield all numbers of a device; those of a table as `name[size]`."""
-    for field in fields(device):
-        value = getattr(device, field.name)
-        if field.name in TABLES:
-            yield from ((f"{field.name}[{size}]", number) for size, number in value)
-        elif isinstance(value, Quantity):
-            yield field.name, value
-
-
-def _show(name: str, quantity: Quantity) -> str:
-    field = name.split("[")[0]
-    if field in ("memory", "reserved"):
-        return show_bytes(quantity.value)
-    if field in SHARES or (quantity.value <= 1 and field not in _UNITS):
-        return f"{100 * quantity.value:.3g}%"
-    size, unit = _UNITS.get(field, (1e9, "GB/s"))
-    return f"{quantity.value / size:.3g} {unit}"
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------

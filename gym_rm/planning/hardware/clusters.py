@@ -24,7 +24,7 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
     """
     if settings.nodes * settings.gpus_per_node > MOST_GPUS:
         raise ConfigError(
-            f"cluster.nodes={settings.nodes} with {settings.gpus_per_node} GPUs each is more than {MOST_GPUS:,} GPUs."
+            f"cluster.nodes={settings.nodes} x gpus_per_node={settings.gpus_per_node} is more than {MOST_GPUS:,}."
         )
     device = read_device(settings.gpu)
     if device.is_cpu and settings.gpus_per_node > 1:

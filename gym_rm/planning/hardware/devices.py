@@ -6,13 +6,12 @@ import importlib.resources
 import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed, weakest
+from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed, show_bytes, weakest
 
 MIB = 2**20
 Table: TypeAlias = tuple[tuple[int, Quantity], ...]
@@ -159,9 +158,10 @@ class Cluster:
 
     @property
     def text(self) -> str:
-        """The cluster in words: `2 x 8 h100_sxm`."""
-        counts = Counter(self.nodes)
-        return " + ".join(f"{count} x {gpus} {self.device.name}" for gpus, count in sorted(counts.items()))
+        """The cluster in words: `2 x 8 h100_sxm`, `1 x cpu with 16.0 GiB`."""
+        if self.device.is_cpu:
+            return f"{len(self.nodes)} x {self.device.name} with {show_bytes(self.device.memory.value)}"
+        return f"{len(self.nodes)} x {self.node_gpus} {self.device.name}"
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

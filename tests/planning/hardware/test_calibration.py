@@ -1,15 +1,12 @@
 """Measured numbers of this machine: what is measured, and their file."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware import calibration
-from gym_rm.planning.hardware.calibration import calibrate, calibration_path, calibration_rows, stored_device
-from gym_rm.planning.hardware.devices import CPU, device_of_kind
-from gym_rm.planning.quantities import Basis, Quantity
+from gym_rm.planning.hardware.calibration import calibrate, calibration_path, stored_device
+from gym_rm.planning.quantities import Basis
 
 
 @pytest.fixture
@@ -53,20 +50,7 @@ def test_a_missing_or_broken_file_is_refused(cache):
         stored_device()
 
 
-def test_rows_show_every_number_with_its_source():
-    rows = {name: (value, source) for name, value, source in calibration_rows(device_of_kind("h100_sxm"))}
-    names = ("flops", "memory", "matmul", "launch", "all_reduce[2]")
-    assert [rows[name][0] for name in names] == ["989 TFLOP/s", "80.0 GiB", "79%", "5 us", "318 GB/s"]
-    assert rows["flops"][1].startswith("table: NVIDIA AIConfigurator")
-
-
 def test_links_of_gpus_stay_as_in_the_table_as_an_assumption():
     device = calibration._base({"gpu": "NVIDIA H200"})
     assert (device.name, device.link.value, device.link.basis) == ("here", 450e9, Basis.ASSUMPTION)
     assert "not measured on NVIDIA H200; as of h200_sxm" in device.link.source
-
-
-def test_shares_above_the_best_product_are_shown_as_shares():
-    points = ((512, Quantity(1.03, Basis.MEASURED, "")),)
-    rows = {name: value for name, value, _ in calibration_rows(replace(CPU, matmul_rows=points))}
-    assert rows["matmul_rows[512]"] == "103%"
