@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Phase
-from gym_rm.planning.planner import plan_request
+from gym_rm.planning.plan_from_search import make_plan
+from gym_rm.planning.search import search
 from gym_rm.planning.simulation import SimulationSettings, _Pool, checkpoint_interval, simulate
 from tests.planning import plans
 from tests.planning.requests import cluster, grpo
@@ -39,7 +40,7 @@ def test_a_simulated_plan_takes_the_time_of_the_plan_when_nothing_fails(pools):
     request = grpo(cluster(4), pools=(names,) if pools == "together" else tuple((name,) for name in names))
     if pools == "one step apart":
         request = dataclasses.replace(request, workload=dataclasses.replace(request.workload, asynchronous=True))
-    found = plan_request(request)
+    found = make_plan(request, search(request))
     result = simulate(found, of(**STEADY, num_steps=400))
     assert result.seconds / 400 == pytest.approx(found.step_seconds, rel=0.02)
     assert result.conversations_per_second == pytest.approx(found.conversations_per_second, rel=0.02)
@@ -49,7 +50,8 @@ def test_a_simulated_plan_takes_the_time_of_the_plan_when_nothing_fails(pools):
 
 
 def test_failures_slow_gpus_and_checkpoints_make_a_plan_slower():
-    found = plan_request(grpo(cluster(4)))
+    request = grpo(cluster(4))
+    found = make_plan(request, search(request))
     slow = {"slow_share": 1.0, "slow_factor": 1.5}
     rates = [
         simulate(found, of(**changes)).conversations_per_second
@@ -111,7 +113,8 @@ def test_youngs_interval_is_the_default_and_loses_the_least():
 
 
 def test_the_same_seed_gives_the_same_result_and_another_seed_another():
-    found = plan_request(grpo(cluster(4)))
+    request = grpo(cluster(4))
+    found = make_plan(request, search(request))
     first, again, other = (simulate(found, of(gpu_hours=1.0, seed=seed)) for seed in (4, 4, 5))
     assert first == again != other
 
