@@ -1,6 +1,6 @@
-"""A plan for runs: settings of this package, NeMo RL, verl and TRL.
+"""A plan for runs: settings of this package, NeMo RL, verl, OpenRLHF and TRL.
 
-Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9 (both of August 2026)
+Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026)
 and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from gym_rm import checks
 from gym_rm.planning.exports.gym_rm import own_settings
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
+from gym_rm.planning.exports.openrlhf import OPENRLHF
 from gym_rm.planning.exports.parts import Flags, Library, divide, write
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
@@ -16,11 +17,11 @@ from gym_rm.planning.plan import Plan
 
 __all__ = ["LIBRARIES", "Flags", "flags"]
 
-LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "trl": TRL}
+LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "openrlhf": OPENRLHF, "trl": TRL}
 
 
 def flags(plan: Plan, library: str) -> Flags:
-    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl` or `trl`) follows a plan.
+    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl`, `openrlhf` or `trl`) follows a plan.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.

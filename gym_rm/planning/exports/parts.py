@@ -57,13 +57,13 @@ class Library:
 
     Attributes:
         rows: its settings, in their order.
-        line: returns a setting as the library reads it.
+        line: returns a setting as the library reads it; None leaves it out.
         check: collects what the library cannot do, and what it does otherwise.
         commands: returns the lines before the settings.
     """
 
     rows: tuple[Row, ...]
-    line: Callable[[str, Any], str]
+    line: Callable[[str, Any], str | None]
     check: Callable[[Parts], None]
     commands: Callable[[Parts], list[str]] = lambda parts: []
 
@@ -225,7 +225,8 @@ def write(parts: Parts, library: Library) -> Flags:
         subject = getattr(parts, row.of)
         if subject is not None:
             value = getattr(subject, row.value) if isinstance(row.value, str) else row.value(parts, subject)
-            lines += [] if value is None else [library.line(row.name, value)]
+            line = None if value is None else library.line(row.name, value)
+            lines += [] if line is None else [line]
     parts.require()
     return Flags(parts.library, tuple(lines), tuple(parts.notes))
 
