@@ -1,4 +1,4 @@
-"""How a job grows from 8 to 512 GPUs, and what failures cost: plans whose steps are simulated.
+"""How a job grows from 8 to 10,000 GPUs, and what failures cost: plans whose steps are simulated.
 
 python benchmarks/simulation.py [--seeds 1] [--picture docs/images/simulation.png]
 """
@@ -20,9 +20,9 @@ from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.simulation import LLAMA_3_HOURS, SimulationSettings, simulate
 
-NODES = (1, 8, 32, 64)
+NODES = (1, 8, 64, 256, 1250)
 RATES = (0, 1, 10)  # times as many failures as in the training of Llama 3
-NUM_STEPS = 400
+NUM_STEPS = 250
 NAMES = {False: "synchronous", True: "asynchronous"}
 LABELS = {0: "no failures", 1: "failures as in Llama 3", 10: "10 times as many"}
 Rows = dict[tuple[bool, int, int], tuple[float, float]]  # conversations/s and share lost, by mode, rate and nodes

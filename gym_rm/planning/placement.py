@@ -64,6 +64,15 @@ def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...]
     """
     if sum(sizes) > sum(capacities):
         return None
+    if len(sizes) > EXACT_UNITS:
+        left, bins = list(capacities), []
+        for size in sizes:
+            room = [index for index, free in enumerate(left) if free >= size]
+            if not room:
+                return None
+            bins.append(min(room, key=left.__getitem__))
+            left[bins[-1]] -= size
+        return tuple(bins)
     failed: set[tuple[int, tuple[int, ...]]] = set()
 
     def put(position: int, left: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -73,7 +82,7 @@ def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...]
         if state in failed:
             return None
         fitting = {free: index for index, free in reversed(list(enumerate(left))) if free >= sizes[position]}
-        for free in sorted(fitting)[: 1 if len(sizes) > EXACT_UNITS else None]:
+        for free in sorted(fitting):
             index = fitting[free]
             rest = put(position + 1, (*left[:index], free - sizes[position], *left[index + 1 :]))
             if rest is not None:
