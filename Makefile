@@ -63,7 +63,7 @@ $(VENV)/dev: $(VENV)/core
 
 $(VENV)/extras: $(VENV)/dev
 	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright \
-		build check-jsonschema hatchling
+		build check-jsonschema hatchling hatch-fancy-pypi-readme
 	@touch $@
 
 $(VENV)/docs: $(VENV)/core

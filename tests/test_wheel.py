@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 def wheel(tmp_path_factory):
     pytest.importorskip("build", reason="needs the package build")
     pytest.importorskip("hatchling", reason="needs the package hatchling")
+    pytest.importorskip("hatch_fancy_pypi_readme", reason="needs the package hatch-fancy-pypi-readme")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -73,6 +74,8 @@ def test_the_sdist_and_the_wheel_have_what_they_need_and_no_more(wheel):
     assert wheel.stat().st_size < LARGEST
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"gym_rm", "gym_rm-0.1.0.dist-info"}
+    metadata = zipfile.ZipFile(wheel).read("gym_rm-0.1.0.dist-info/METADATA").decode()
+    assert re.findall(r"\]\((?!https?:).*?\)|<!--", metadata) == []  # PyPI has no files of the repository
     for folder in ("agents", "configs"):
         files = {str(file.relative_to(ROOT)) for file in (ROOT / folder).rglob("*.*") if "__pycache__" not in str(file)}
         assert {f"gym_rm/{file}" for file in files} <= set(names)
