@@ -14,22 +14,22 @@ SOURCE = "def brevity(conversation):\n    return -len(conversation[-1]['content'
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Current folder with `my_rewards.py` and `sub/other_rewards.py`, whose modules are forgotten at the end."""
+    """Current folder with `own_rewards.py` and `sub/other_rewards.py`, whose modules are forgotten at the end."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    (tmp_path / "my_rewards.py").write_text(SOURCE)
+    (tmp_path / "own_rewards.py").write_text(SOURCE)
     (tmp_path / "sub" / "other_rewards.py").write_text("from sibling_of_rewards import scale\n" + SOURCE)
     (tmp_path / "sub" / "sibling_of_rewards.py").write_text("scale = 2\n")
     yield tmp_path
-    for name in ("my_rewards", "other_rewards", "sibling_of_rewards"):
+    for name in ("own_rewards", "other_rewards", "sibling_of_rewards"):
         sys.modules.pop(name, None)
 
 
 def test_a_file_of_the_current_folder_is_one_module_by_any_name(folder):
-    found = load_object("respond", "my_rewards:brevity")
-    assert load_object("respond", "my_rewards.py:brevity") is found
-    assert load_object("respond", f"{folder}/my_rewards.py:brevity") is found
+    found = load_object("respond", "own_rewards:brevity")
+    assert load_object("respond", "own_rewards.py:brevity") is found
+    assert load_object("respond", f"{folder}/own_rewards.py:brevity") is found
 
 
 def test_a_file_by_its_path_imports_its_neighbours_and_scores(folder):
@@ -38,7 +38,7 @@ def test_a_file_by_its_path_imports_its_neighbours_and_scores(folder):
 
 
 def test_another_process_unpickles_a_function_by_its_name(folder):
-    function = load_object("respond", "my_rewards.py:brevity")
+    function = load_object("respond", "own_rewards.py:brevity")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(function, ([{"content": "four"}],)) == -4
 
@@ -46,9 +46,9 @@ def test_another_process_unpickles_a_function_by_its_name(folder):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("my_rewards.py", r"write my_rewards.py:brevity \(functions of the file: brevity, politeness\)"),
-        ("my_rewards:brevty", "the module has no 'brevty'. Did you mean 'brevity'"),
-        ("my_reward:brevity", "No module named 'my_reward' in .*Did you mean 'my_rewards'"),
+        ("own_rewards.py", r"write own_rewards.py:brevity \(functions of the file: brevity, politeness\)"),
+        ("own_rewards:brevty", "the module has no 'brevty'. Did you mean 'brevity'"),
+        ("own_reward:brevity", "No module named 'own_reward' in .*Did you mean 'own_rewards'"),
         ("sub/missing.py:brevity", "there is no file '/.*/sub/missing.py'"),
         ("sub/broken.py:brevity", r"ZeroDivisionError: division by zero \(.*broken.py, line 2\)"),
         ("sub/lacks_module.py:brevity", r"No module named 'no_such_library' \(.*lacks_module.py, line 1\)"),
@@ -64,5 +64,5 @@ def test_errors_say_where_it_was_looked_for_and_offer_what_was_meant(value, mess
 
 
 def test_a_python_file_in_place_of_a_model_offers_its_functions(folder):
-    with pytest.raises(ConfigError, match=r"expected the folder that contains config.json. .* my_rewards.py:brevity"):
-        load_scorer({"path": "my_rewards.py"})
+    with pytest.raises(ConfigError, match=r"expected the folder that contains config.json. .* own_rewards.py:brevity"):
+        load_scorer({"path": "own_rewards.py"})

@@ -50,7 +50,7 @@ def open_policy(
         ConfigError: there is no such model, a file is malformed, the model has no output layer over its vocabulary or
             lacks weights, or its tokenizer has no chat template.
     """
-    path = path or EMBEDDED
+    path = EMBEDDED if path is None else path
     source, name = model_source("policy.model", path), "embedded" if path == EMBEDDED else path
     if lora is not None and lora.dropout:
         raise ConfigError(

@@ -148,7 +148,7 @@ def open_checkpoint(options: LoadOptions) -> ModelFiles:
         ConfigError: the folder is missing, the checkpoint is not a reward model or has no safetensors, or the dtype or
             device is invalid.
     """
-    path = options.path or EMBEDDED
+    path = EMBEDDED if options.path is None else options.path
     source, name = model_source("path", path), "embedded" if path == EMBEDDED else path
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
     if options.device_map is not None and options.device != "auto":

@@ -185,7 +185,7 @@ def adapter_over(tmp_path, base):
 
 
 @pytest.mark.parametrize("change", [with_own_config, with_own_tokenizer])
-@pytest.mark.parametrize("use", ["model", "adapter", "pairwise", "reference", "tokenizer"])
+@pytest.mark.parametrize("use", ["model", "adapter", "reference", "tokenizer"])
 def test_code_of_a_checkpoint_neither_runs_nor_is_asked_for(tmp_path, no_answers, change, use):
     hostile = tiny_models.save_policy(tmp_path / "hostile", "llama")
     change(hostile)
@@ -195,8 +195,6 @@ def test_code_of_a_checkpoint_neither_runs_nor_is_asked_for(tmp_path, no_answers
             options = {"path": str(hostile), "kind": "generative", "answers": ("The", "N")}
         case "adapter":
             options = {"path": str(adapter_over(tmp_path, hostile))}
-        case "pairwise":
-            options = {"path": str(hostile), "kind": "pairwise"}
         case "reference":
             (hostile / "own.py").unlink()
             with_own_config(hostile)  # the policy's tokenizer is used

@@ -23,11 +23,10 @@ def test_a_benchmark_is_found_by_its_name():
     assert {evaluate(ROWS).benchmark} <= BENCHMARKS.keys()
 
 
-@pytest.mark.parametrize("kind", ["generative", "pairwise"])
-def test_models_that_answer_a_question_are_evaluated(tmp_path, kind):
+def test_models_that_answer_a_question_are_evaluated(tmp_path):
     folder = tiny_models.save_policy(tmp_path, "llama", initializer_range=0.3)
-    options = {"question": "Is it right?", "answers": ("A", "B")} if kind == "generative" else {}
-    scorer = gym_rm.load_scorer(str(folder), kind=kind, **options)
+    options = {"question": "Is it right?", "answers": ("A", "B")}
+    scorer = gym_rm.load_scorer(str(folder), kind="generative", **options)
     row = {"source": "mmlu-pro", "question": "12 + 30?", "response_A": "42", "response_B": "No.", "label": "A>B"}
     swapped = {**row, "response_A": "No.", "response_B": "42"}
     result = evaluate_benchmark("judge-bench", scorer, [row, swapped])
