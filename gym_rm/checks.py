@@ -105,14 +105,15 @@ def load_object(name: str, value: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             folders = ", ".join(dict.fromkeys(map(str, [*looked_at, folder])))
             hint = nearest(module, [each.stem for each in folder.glob("*.py")])
-            raise ConfigError(f"{expected}: No module named {error.name!r} in {folders}.{hint}") from error
+            raise ConfigError(f"{expected}: {error} in {folders}.{hint}") from error
         *_, last = traceback.extract_tb(error.__traceback__)
         raise ConfigError(f"{expected}: {brief(error)} ({last.filename}, line {last.lineno}).") from error
     if path is not None and not path.samefile(file := getattr(found, "__file__", None) or "/"):
         raise ConfigError(f"{expected}: the name {module!r} belongs to another module, {file!r}; rename the file.")
     if not hasattr(found, attribute):
         public = [each for each in vars(found) if not each.startswith("_")]
-        raise ConfigError(f"{expected}: the module has no {attribute!r}.{nearest(attribute, public)}")
+        file = getattr(found, "__file__", None) or module
+        raise ConfigError(f"{expected}: {file} has no {attribute!r}.{nearest(attribute, public)}")
     return getattr(found, attribute)
 
 

@@ -114,8 +114,9 @@ def settings_file(name: str | Path, group: str) -> Path:
     Raises:
         ConfigError: there is no such file; the message lists the package's.
     """
-    if Path(name).expanduser().exists():
-        return Path(name)
+    path = Path(name).expanduser()
+    if path.exists() and not path.is_dir():
+        return path
     shipped = {file.stem: file for file in sorted((shipped_folder("configs") / group).glob("*.yaml"))}
     if str(name) in shipped:
         return shipped[str(name)]

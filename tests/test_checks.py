@@ -47,7 +47,7 @@ def test_another_process_unpickles_a_function_by_its_name(folder):
     ("value", "message"),
     [
         ("own_rewards.py", r"write own_rewards.py:brevity \(functions of the file: brevity, politeness\)"),
-        ("own_rewards:brevty", "the module has no 'brevty'. Did you mean 'brevity'"),
+        ("own_rewards:brevty", "/own_rewards.py has no 'brevty'. Did you mean 'brevity'"),
         ("own_reward:brevity", "No module named 'own_reward' in .*Did you mean 'own_rewards'"),
         ("sub/missing.py:brevity", "there is no file '/.*/sub/missing.py'"),
         ("sub/broken.py:brevity", r"ZeroDivisionError: division by zero \(.*broken.py, line 2\)"),

@@ -7,7 +7,6 @@ views of `RewardModel-v0`. By default they use the embedded reward model and the
 
 from __future__ import annotations
 
-import importlib.resources
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -63,8 +62,7 @@ class TokenWindow:
     """
 
     def __init__(self, tokenizer: Any = None, length: int = WINDOW) -> None:
-        embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
-        tokenizer = str(embedded) if tokenizer is None else tokenizer
+        tokenizer = "embedded:policy" if tokenizer is None else tokenizer
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.length = integer("window", length, minimum=1)
         self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)

@@ -206,6 +206,7 @@ def refusal(
     if base and fits(base):
         return Infeasible(reasons, [base], name=request.name)
     savings = [[seconds]] if seconds else [[change] for change in _savings(request)]
+    savings += [[("step_seconds=null",)]] if rules and request.step_seconds is not None else []
     savings.append(_shorter(settings))
     return Infeasible(reasons, _fixes(base, savings, _larger(settings, request), fits), name=request.name)
 

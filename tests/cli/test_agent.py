@@ -52,6 +52,8 @@ def test_an_unknown_name_of_settings_is_refused_with_the_known_ones(command, cod
 
 def test_a_file_comes_before_a_name_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tool").mkdir()
+    assert settings_file("tool", "grpo").suffix == ".yaml"
     assert settings_file("math", "grpo") == shipped_folder("configs") / "grpo" / "math.yaml"
     (tmp_path / "math").write_text("steps: 3")
     assert load_config(GRPOSettings, settings_file("math", "grpo")).steps == 3

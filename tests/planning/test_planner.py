@@ -244,6 +244,14 @@ def test_every_offered_fix_fits(request):
         pass
 
 
+def test_a_broken_rule_and_a_step_time_out_of_reach_are_mended_together():
+    request = {**GRPO, "step_seconds": 0.1, "workload": {"group_size": 1}}
+    with pytest.raises(Infeasible) as error:
+        plan(request)
+    assert error.value.fixes[0] == ("workload.group_size=2", "step_seconds=null")
+    plan(request, overrides=error.value.fixes[0])
+
+
 def test_savings_and_hardware_are_combined_where_nothing_less_is_enough():
     request = {**GRPO, "cluster": {}, "policy": {"model": "Qwen/Qwen3-235B-A22B"}, "reference": False}
     with pytest.raises(Infeasible) as error:

@@ -11,6 +11,8 @@ from pathlib import Path
 from transformers.utils import cached_file
 from transformers.utils.hub import extract_commit_hash
 
+from gym_rm.checks import model_source
+
 # Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
 SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
 TEMPLATES = "additional_chat_templates"  # folder beside the tokenizer
@@ -38,4 +40,5 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
 
 def revision_of_tokenizer(source: str) -> str | None:
     """Return the revision of a tokenizer in a folder or a repository of its own, as `revision_of` does."""
+    source = model_source("tokenizer", source)
     return revision_of(source, None, [] if os.path.isdir(source) else ["tokenizer_config.json"])

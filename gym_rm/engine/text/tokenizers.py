@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 
 
 def load_tokenizer(source: str | os.PathLike[str], **options: Any) -> Any:
-    """Return the tokenizer of a folder or hub id.
+    """Return the tokenizer of a folder, a hub id or an embedded model.
 
     Args:
-        source: folder or hub id.
+        source: folder, hub id, or a name such as `"embedded:policy"`.
         **options: further arguments of `AutoTokenizer.from_pretrained`.
 
     Raises:
@@ -20,16 +21,15 @@ def load_tokenizer(source: str | os.PathLike[str], **options: Any) -> Any:
     """
     from transformers import AutoTokenizer  # loads torch
 
+    source = model_source("tokenizer", os.fspath(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         vocabulary = len(tokenizer) - len(tokenizer.added_tokens_decoder)
     except Exception as error:  # its files can be malformed in any way
-        raise ConfigError(
-            f"the tokenizer of {os.fspath(source)!r} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"the tokenizer of {source!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if vocabulary <= 2:  # without files, transformers makes a tokenizer of special tokens and marks of word boundaries
         raise ConfigError(
-            f"{os.fspath(source)!r} has no tokenizer (such as tokenizer.json); save the model's tokenizer there with "
+            f"{source!r} has no tokenizer (such as tokenizer.json); save the model's tokenizer there with "
             "save_pretrained, or pass tokenizer= (a tokenizer, a folder or a hub id)."
         )
     return tokenizer

@@ -40,8 +40,7 @@ def load_shape(model: str | None, config: Any, *, num_labels: int | None, name: 
         )
     if model is None:
         return shape_from_config(config, name=name, num_labels=num_labels, source="given sizes", by_hand=True)
-    model = model_source(name, model)
-    path = Path(model).expanduser()
+    path = Path(model_source(name, model)).expanduser()
     if path.exists() or model.startswith((".", "~", os.sep)) or model.endswith((".json", os.sep)):
         if not path.exists():
             raise ConfigError(f"{name}: the model {model!r} does not exist; expected a folder with a config.json.")

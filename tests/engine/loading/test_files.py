@@ -148,6 +148,12 @@ def test_another_tokenizer_can_be_passed(folder, saved_model):
     assert by_object.score(CONVERSATIONS).rewards.tolist() == expected
 
 
+def test_the_tokenizer_of_an_embedded_model_is_named():
+    scorer = gym_rm.load_scorer(tokenizer="embedded:reward_model")
+    assert scorer.score(CONVERSATIONS).rewards.tolist() == gym_rm.load_scorer().score(CONVERSATIONS).rewards.tolist()
+    assert scorer.provenance.revision is not None
+
+
 # --- code --------------------------------------------------------------------------------------------------------
 
 RUN = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"

@@ -218,7 +218,7 @@ def test_async_functions_are_tools_and_are_cancelled():
         ("calculator", "tools must be a list of functions"),
         ([echo, Tool(echo)], "two tools have the name 'echo'"),
         (["calclator"], "is none of .* Did you mean 'calculator'?"),
-        (["json:nothing"], "the module has no 'nothing'"),
+        (["json:nothing"], "json/__init__.py has no 'nothing'"),
         ([3], "tools must be a function or 'module:function', got 3"),
     ],
 )
