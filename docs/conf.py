@@ -53,11 +53,22 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
-autodoc_mock_imports = ["ray", "stable_baselines3", "torchrl", "trl", "tensordict", "fastapi", "starlette"]
+autodoc_mock_imports = [
+    "ray",
+    "stable_baselines3",
+    "torchrl",
+    "trl",
+    "tensordict",
+    "fastapi",
+    "httpx",
+    "prometheus_client",
+    "starlette",
+]
 autodoc_type_aliases = {"Conversation": "Conversation", "Prompts": "Prompts", "ScorerLike": "ScorerLike"}
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature has the types
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 add_module_names = False

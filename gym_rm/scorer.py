@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 import numpy as np
 
 from gym_rm.checks import describe, load_object
-from gym_rm.errors import ConfigError, GymRMError, MissingExtraError
+from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompts, Provenance
 
@@ -304,7 +304,7 @@ def _make(options: dict[str, Any]) -> Any:
     if kind not in SCORER_KINDS:
         return _load_remote(options) if _is_url(path) else pkgutil.resolve_name(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}
-    scorer = _resolved(SCORER_KINDS[kind])
+    scorer = pkgutil.resolve_name(SCORER_KINDS[kind])
     try:
         inspect.signature(scorer).bind(**arguments)
         return scorer(**arguments)
@@ -322,19 +322,8 @@ def _is_url(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lower().startswith(("http://", "https://"))
 
 
-def _resolved(name: str) -> Any:
-    """Return the class of a scorer. Raises MissingExtraError if it needs httpx, which is not installed."""
-    try:
-        return pkgutil.resolve_name(name)
-    except ImportError as error:
-        if error.name != "httpx":
-            raise
-        message = f"a scorer at a URL needs httpx; run pip install 'gym-rm[server]' ({error})."
-        raise MissingExtraError(message) from error
-
-
 def _load_remote(options: dict[str, Any]) -> Any:
-    remote = _resolved(REMOTE)
+    remote = pkgutil.resolve_name(REMOTE)
     return remote(**{name: value for name, value in options.items() if (name, value) != ("kind", "auto")})
 
 

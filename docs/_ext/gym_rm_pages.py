@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.roles import XRefRole
 
@@ -17,6 +18,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 CALL = r"~?[\w.]+\((?:[^()]|\([^()]*\))*\)"
 TYPE = r"(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*?"
 READABLE = {
+    r"^\(\*args, \*\*kwargs\)$": "",  # of a protocol
     r"TypeAliasForwardRef\('(\w+)'\)": r"\1",
     r"= <(?:[^<>]|<[^<>]*>)*>": "= ...",  # a default that is no expression, such as <factory>
     rf"~?(?:typing\.)?Annotated\[({TYPE})(?:, {CALL})+\]": r"\1",
@@ -94,6 +96,14 @@ def code_or_name(name: str, rawtext: str, text: str, *others: Any, **options: An
     return [nodes.literal(rawtext, text)], []
 
 
+def add_short_ids(app: Sphinx, doctree: nodes.document) -> None:
+    """Give objects the ids that viewcode links back to, which have one prefix for all objects of a file."""
+    for signature in doctree.findall(addnodes.desc_signature):
+        short = f"gym_rm.{signature.get('fullname')}"
+        if signature.get("module") and short not in signature["ids"]:
+            signature["ids"].append(short)
+
+
 def find_elsewhere(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
     """Return the link of a name that the reference lists under another module, such as gym_rm.scores.Scores."""
     if node.get("refdomain") != "py":
@@ -123,6 +133,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("repository", "", "env", str)
     app.connect("source-read", mend_page)
     app.connect("include-read", mend_included)
+    app.connect("doctree-read", add_short_ids)
     app.connect("missing-reference", find_elsewhere)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("autodoc-process-signature", readable)

@@ -165,13 +165,7 @@ def load_chat_model(model: Any, **options: Any) -> ChatModel:
     given = {**options, **model} if isinstance(model, Mapping) else {**options, "path": model}
     path = os.fspath(given.pop("path"))
     module, name = REMOTE if schema is RemoteChatOptions else LOCAL
-    try:
-        make = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        if schema is LocalChatOptions:
-            raise
-        raise ConfigError(f"a chat model at a URL needs httpx: pip install 'gym-rm[server]' ({error}).") from error
-    loaded = make(path, **given)
+    loaded = getattr(importlib.import_module(module), name)(path, **given)
     return loaded
 
 

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
-import httpx
-
 from gym_rm.async_calls import EventLoop
-from gym_rm.errors import RemoteError, brief, logger
+from gym_rm.errors import MissingExtraError, RemoteError, brief, logger
 from gym_rm.http_client.responses import Busy, FailedAttempt, InvalidReply, check_status
+
+try:
+    import httpx
+except ImportError as missing:
+    raise MissingExtraError(f"a URL needs httpx; run pip install 'gym-rm[server]' ({missing}).") from missing
 
 Value = TypeVar("Value")
 

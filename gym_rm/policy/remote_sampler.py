@@ -74,10 +74,8 @@ class RemoteSampler:
     ) -> None:
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}.")
-        try:
-            from gym_rm.http_client.client import HTTPClient
-        except ImportError as error:
-            raise ConfigError("a server as sampler needs httpx: pip install 'gym-rm[server]'.") from error
+        from gym_rm.http_client.client import HTTPClient  # which needs httpx
+
         self.url, self.model = url.rstrip("/"), model
         self.tokenizer, self.max_new_tokens, self.temperature = tokenizer, max_new_tokens, temperature
         self.version: int | None = None

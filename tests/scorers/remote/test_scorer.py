@@ -409,10 +409,11 @@ def test_invalid_options_are_refused(options, message):
         load_scorer("http://127.0.0.1:1", **options)
 
 
-def test_a_missing_httpx_is_explained():
+@pytest.mark.parametrize("use", ["load_scorer('http://127.0.0.1:1')", "RemoteScorer"])
+def test_a_missing_httpx_is_explained(use):
     code = (
         "import sys; sys.modules['httpx'] = None; import gym_rm\n"
-        "try: gym_rm.load_scorer('http://127.0.0.1:1')\n"
+        f"try: gym_rm.{use}\n"
         "except gym_rm.ConfigError as error: assert 'gym-rm[server]' in str(error)\n"
         "else: raise AssertionError"
     )
