@@ -196,6 +196,7 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
+        prog="gym-rm agent best_of_n",
         description=__doc__,
         epilog=settings_help(BestOfNSettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,

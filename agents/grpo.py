@@ -25,6 +25,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,10 @@ def describe(
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=settings_help(), formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gym-rm grpo",
+        description=__doc__,
+        epilog=settings_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="name=value", help="settings to change, such as policy.model=folder seed=2"
@@ -332,6 +336,9 @@ def main() -> None:
         stop = train(settings, console)
     except (gym_rm.GymRMError, FloatingPointError, OSError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
+        if arguments.config and "does not exist" in str(error):  # the first lines of a file say what it needs
+            lines = Path(settings_file(arguments.config, "grpo")).read_text(encoding="utf-8").splitlines()
+            console.print("\n".join(takewhile(lambda line: line.startswith("#"), lines)), markup=False)
         raise SystemExit(2) from error
     except KeyboardInterrupt as error:  # while models are loaded
         console.print("interrupted", highlight=False)

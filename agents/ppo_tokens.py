@@ -219,7 +219,9 @@ def train(args: Args, scorer: gym_rm.Scorer) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="gym-rm agent ppo_tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for field in fields(Args):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
     args = Args(**vars(parser.parse_args()))

@@ -262,7 +262,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"override {override!r}: expected the form name=value or group.name=value.")
+        raise ConfigError(f"{override!r}: expected the form name=value or group.name=value.")
     try:
         value = _at_home(parse_yaml(text))
     except ValueError as error:

@@ -135,8 +135,8 @@ def test_every_float_is_read_exactly(value):
         ("policy.dtype=flaot32", "policy.dtype must be 'auto' or 'float32', got 'flaot32'. Did you mean 'float32'?"),
         ("policy.dtype=int8", "policy.dtype must be 'auto' or 'float32', got 'int8'."),
         ("name=true", "name: input should be a valid string, got bool True."),
-        ("seed", "override 'seed': expected the form name=value or group.name=value."),
-        ("a..b=1", "override 'a..b=1': expected the form"),
+        ("seed", "'seed': expected the form name=value or group.name=value."),
+        ("a..b=1", "'a..b=1': expected the form"),
         ("name=[1", "override 'name=[1': the value is not valid YAML"),
         ("scorers.2.weight=1", "override 'scorers.2.weight=1': '2' is not an index into a list of 2 entries."),
         ("scorers.a.weight=1", "override 'scorers.a.weight=1': 'a' is not an index"),
@@ -326,7 +326,7 @@ def test_overrides_alone_become_nested_values():
         "seed": 1,
         "betas": [0.5, 0.6],
     }
-    with pytest.raises(ConfigError, match="override 'seed': expected the form"):
+    with pytest.raises(ConfigError, match="'seed': expected the form"):
         override_values(["seed"])
 
 

@@ -33,6 +33,8 @@ def agent(
     agents = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items() if "__main__" in text}
     if name is None:
         typer.echo("\n".join(f"{name:<20}{text.splitlines()[0]}" for name, text in agents.items()))
+    elif name in agents and "argparse" not in texts[name] and {"-h", "--help"} & {*(arguments or ["--help"])}:
+        typer.echo(agents[name])
     elif name in agents:
         run_agent(name, arguments or [])
     else:

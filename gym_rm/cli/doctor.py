@@ -114,7 +114,7 @@ def _contents() -> Findings:
         yield OK, f"embedded:{file.parent.name}, {size:,} parameters, {file.stat().st_size / 1e6:.1f} MB"
     lines = [f"{len(file.read_bytes().splitlines())} {file.stem}" for file in sorted(assets.glob("*.jsonl"))]
     for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
-        lines.append(f"{len([*shipped_folder(name).glob(pattern)])} {name}")
+        lines.append(f"{len([*shipped_folder(name).glob(pattern)])} files in {name}")
     yield OK, ", ".join(lines)
 
 

@@ -35,6 +35,11 @@ class _Commands(TyperGroup):
             info_name, [HOME.sub(rf"\1{Path.home()}", each) for each in args], *others, **options
         )
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, with the whole first sentence of each."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in self.commands.items()])
+
 
 app = typer.Typer(
     cls=_Commands,
@@ -49,7 +54,7 @@ app.command(cls=command_with_settings(scorer_options, USUAL))(serve)
 app.command(cls=command_with_settings(training_sections))(train)
 app.command(cls=command_with_settings(scorer_options, USUAL))(evaluate)
 app.command(cls=command_with_settings(plan_sections))(plan)
-app.add_typer(data, name="data")
+app.add_typer(data, name="data", cls=_Commands)
 app.command(cls=command_with_settings(scorer_options, USUAL))(audit)
 app.command()(report)
 app.command()(doctor)

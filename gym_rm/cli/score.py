@@ -57,13 +57,13 @@ def score(
     The output has the same rows in the same order, with these added fields:
 
     \b
-    score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
-    score_components         the same for each component of the reward, if the model has components
-    score_turns              with --turns all: a list, one number per assistant turn
-    score_steps              with a process reward model: a list, one number per step of the last reply
-    score_step_ends          with a process reward model: where the steps end in the reply, in characters
-    score_truncated_tokens   number of tokens that were cut, if any
-    score_error              reason for a missing score (score is null)
+    score                   a number, {"chosen": .., "rejected": ..}, or a list
+    score_components        the same for each component of the reward
+    score_turns             with --turns all: one number per turn
+    score_steps             of a process reward model: one number per step
+    score_step_ends         where these steps end in the reply, in characters
+    score_truncated_tokens  number of tokens that were cut, if any
+    score_error             reason for a missing score (score is null)
 
     With -o, repeat the same command (without --overwrite) to resume after an interruption, or to score rows that were
     added to the input or have no score. OUTPUT.scores has the finished scores, their settings, and a digest of the

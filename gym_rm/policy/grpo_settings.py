@@ -251,6 +251,6 @@ def settings_help(settings: type[Config] = GRPOSettings) -> str:
     for prefix, schema in {"": settings, **{f"{name}.": group for name, group in groups.items()}}.items():
         for each in settings_of(schema):
             if each.name not in groups or prefix:
-                words = textwrap.fill(each.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                words = textwrap.fill(each.text, 79, initial_indent=" " * 6, subsequent_indent=" " * 6)
                 lines += [f"  {prefix}{each.name}  [{each.type}; default: {each.default}]", words]
     return "\n".join(lines)

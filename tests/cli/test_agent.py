@@ -24,12 +24,16 @@ def test_agents_are_listed_and_their_arguments_are_theirs():
     assert "three_numbers" not in listed  # is imported by agents, and is none
     for command in (["agent", "grpo"], ["grpo"]):
         assert "settings to change, such as policy.model=folder" in run(*command, "--help").output
+    for command in (["agent", "two_questions"], ["agent", "two_questions", "--help"]):
+        assert run(*command).output.startswith("A longer task")  # its page, and no folder called --help
     assert "unknown setting" in run("grpo", "polici.model=x", code=2).output
     assert "Did you mean 'grpo'?" in run("agent", "grop", code=2).output
 
 
 def test_an_agent_finds_the_functions_beside_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    missing = " ".join(run("grpo", "--config", "two_questions", code=2).output.split())
+    assert "first: gym-rm agent two_questions outputs/two-questions" in missing
     run("agent", "two_questions", "outputs/two-questions")
     run("grpo", "--config", "two_questions", "steps=1", "eval.num_prompts=0", "output=run", "env.num_prompts=4")
     assert (tmp_path / "run" / "final").is_dir()
