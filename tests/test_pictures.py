@@ -2,8 +2,11 @@
 
 from xml.etree import ElementTree
 
+import pytest
+
 from scripts import make_comparison_picture, make_curve_pictures, make_tree_picture
 
+pytestmark = pytest.mark.slow  # most of it is imports
 SVG = "{http://www.w3.org/2000/svg}"
 
 

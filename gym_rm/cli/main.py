@@ -13,14 +13,14 @@ from typer.core import TyperGroup
 import gym_rm
 from gym_rm.cli.agent import PASSED_ON, agent, demo, grpo
 from gym_rm.cli.audit import audit
-from gym_rm.cli.console import WIDTH, PrintedWarnings
+from gym_rm.cli.console import WIDTH, PrintedWarnings, command_with_settings
 from gym_rm.cli.data import data
 from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
-from gym_rm.cli.option_help import USUAL, command_with_settings, scorer_options
 from gym_rm.cli.plan import plan, plan_sections
 from gym_rm.cli.report import report
 from gym_rm.cli.score import score
+from gym_rm.cli.scorer_arguments import USUAL, scorer_options
 from gym_rm.cli.serve import serve
 from gym_rm.cli.train import train, training_sections
 from gym_rm.errors import logger

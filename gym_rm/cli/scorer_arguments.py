@@ -11,7 +11,7 @@ import typer
 import gym_rm
 from gym_rm.checks import MOST_THREADS
 from gym_rm.cli.console import quiet_loading, warn
-from gym_rm.config import override_values
+from gym_rm.config import Setting, override_values, settings_of
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer
@@ -38,6 +38,12 @@ Threads: TypeAlias = Annotated[
 HIDDEN_SIZE_FOR_THREADS = 512
 # Options that do not change a score: where the model runs, in how many copies, with which budget.
 PLACEMENT = ("device", "executor", "max_num_batched_tokens", "batch_timeout", "num_replicas")
+
+# Options of reward models that help pages name; --help-all has all.
+USUAL = (
+    "kind", "dtype", "device", "max_num_batched_tokens", "quantization", "num_replicas", "tensor_parallel_size",
+    "chat_template", "max_length", "overlong",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +138,22 @@ def _models_of(scorer: Any) -> Iterator[Any]:
     for part in (getattr(scorer, "scorer", None), *getattr(scorer, "scorers", {}).values()):
         if part is not None:
             yield from _models_of(part)
+
+
+def scorer_options() -> dict[str, list[Setting]]:
+    """Return the options of reward models, and of each kind of reward model, by title."""
+    # Imported here because importing torch is slow.
+    from gym_rm.engine.executors.parallel_options import ParallelOptions
+    from gym_rm.engine.kinds import KINDS
+    from gym_rm.engine.loading.checkpoint import LoadOptions
+    from gym_rm.engine.reward_model_scorer import EngineOptions
+    from gym_rm.engine.text.judged import JudgedOptions
+    from gym_rm.engine.text.text_options import TextOptions
+    from gym_rm.scorers.remote.options import RemoteOptions
+
+    schemas = (LoadOptions, EngineOptions, ParallelOptions, TextOptions, JudgedOptions)
+    general = [setting for schema in schemas for setting in settings_of(schema) if setting.name != "path"]
+    groups = {"for every reward model": general}
+    groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
+    groups["for a URL"] = [*settings_of(RemoteOptions), *settings_of(JudgedOptions)]
+    return {f"--option NAME=VALUE, {title}": settings for title, settings in groups.items() if settings}

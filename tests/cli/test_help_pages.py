@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_rm.cli.main import app
-from gym_rm.cli.option_help import scorer_options
+from gym_rm.cli.scorer_arguments import scorer_options
 from gym_rm.engine.kinds import KINDS
 from gym_rm.engine.text.renderer import TextOptions
 
