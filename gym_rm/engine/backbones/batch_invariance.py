@@ -29,6 +29,7 @@ from torch.nn.functional import celu, elu, gelu, linear, logsigmoid, mish, pad, 
 from torch.overrides import TorchFunctionMode
 
 from gym_rm.engine.backbones.low_precision import Float8Linear
+from gym_rm.engine.backbones.packed_weights import MOST_BYTES, PackedWeights, can_pack, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear
 from gym_rm.engine.token_tree import IntArray
 
@@ -50,13 +51,16 @@ class Rows:
     Attributes:
         multiple: products have a multiple of so many rows; the last ones are padding.
         in_chunks: whether every kernel computes `multiple` rows, instead of all.
+        packed: whether the weights of linear layers are packed, see `packed_weights`.
     """
 
     multiple: int = ROWS
     in_chunks: bool = False
+    packed: bool = False
 
     def __str__(self) -> str:
-        return f"{'chunks' if self.in_chunks else 'multiples'} of {self.multiple}"
+        rows = f"{'chunks' if self.in_chunks else 'multiples'} of {self.multiple}"
+        return f"{rows}, packed weights" if self.packed else rows
 
     def padded(self, count: int) -> int:
         """Return the number of rows with padding."""
@@ -69,7 +73,7 @@ class Rows:
 
 # Numbers of rows to try, the fastest for large batches first; the last is used where no other keeps the bits.
 LADDER = {
-    "cpu": (Rows(), Rows(256, in_chunks=True)),
+    "cpu": (*((Rows(packed=True),) if packs() else ()), Rows(), Rows(256, in_chunks=True)),
     "cuda": (Rows(), Rows(1024), Rows(8192), *(Rows(size, in_chunks=True) for size in (8192, 4096, 1024))),
 }
 
@@ -125,6 +129,7 @@ class BatchInvariant(TorchFunctionMode):
     def __init__(self, rows: Rows | None = None) -> None:
         super().__init__()
         self.rows = rows or Rows()
+        self.packed = PackedWeights() if self.rows.packed else None
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a torch function, with its rows in chunks or padded."""
@@ -133,7 +138,21 @@ class BatchInvariant(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         named = dict(kwargs or {})
         inputs = (*args, *(named.pop(name) for name in INPUTS if name in named))
-        return rule(self.rows, func, *inputs, **named)
+        return self.linear(*inputs, **named) if func is linear else rule(self.rows, func, *inputs, **named)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None) -> Tensor:
+        """Return `x @ weight.T + bias`, or the sum with `plus` `[T, N]`, which is overwritten without gradients."""
+        if self.packed is not None and can_pack(weight) and x.dtype is weight.dtype and x.numel():
+            product = functools.partial(self.packed.linear, weight=weight, bias=bias)
+            if plus is None:
+                return _by_rows(self.rows, product, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], len(weight))
+            return _by_rows(self.rows, lambda part, one: product(part, plus=one), x, plus)
+        if plus is None:
+            output: Tensor = _product(self.rows, linear, x, weight, bias)
+        else:
+            add = torch.addmm if torch.is_grad_enabled() else Tensor.addmm_
+            output = _added_product(self.rows, add, plus, x, weight.t())
+        return output
 
     def caller(self, *counts: int) -> Callable[..., Any]:
         """Return a function that calls another as in this context, for products of so many rows, outside of it.
@@ -143,15 +162,24 @@ class BatchInvariant(TorchFunctionMode):
         whole = not self.rows.in_chunks and not any(count % self.rows.multiple for count in counts)
 
         def call(func: Any, *args: Any, **kwargs: Any) -> Any:
+            if func is linear:
+                return self.linear(*args, **kwargs)
+            if func is plus_linear:
+                return self.linear(*args[1:], plus=args[0])
             rule = RULES.get(func)
-            if rule is not _activation and whole:
-                return func(*args, **kwargs)
-            if rule is not None:
+            if rule is not None and not (whole and rule is not _activation):
                 return rule(self.rows, func, *args, **kwargs)
+            if rule is not None or (whole and self.packed is None):
+                return func(*args, **kwargs)
             with self:
                 return func(*args, **kwargs)
 
         return call
+
+
+def plus_linear(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return `added + x @ weight.T`; `added` `[T, N]` is overwritten without gradients."""
+    return torch.addmm(added, x, weight.t()) if torch.is_grad_enabled() else added.addmm_(x, weight.t())
 
 
 def _product(rows: Rows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -348,6 +376,8 @@ def rows_to_try(backbones: Sequence[nn.Module]) -> list[Rows]:
     }
     device = next(backbones[0].parameters()).device
     *ladder, last = LADDER.get(device.type, LADDER["cuda"])
+    if sum(each.numel() * each.element_size() for backbone in backbones for each in backbone.parameters()) > MOST_BYTES:
+        ladder = [rows for rows in ladder if not rows.packed]
     before, threads = blas_settings(), torch.get_num_threads()
     try:
         if device.type == "cuda":

@@ -22,7 +22,7 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
-from gym_rm.engine.backbones.batch_invariance import current_context
+from gym_rm.engine.backbones.batch_invariance import current_context, plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
@@ -218,18 +218,17 @@ def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) ->
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
-    """Return `x + module(y)`; in full precision, the matrix product does the addition, in place without gradients."""
+    """Return `x + module(y)`; in full precision, the matrix product does the addition. x may be overwritten."""
     if torch.is_autocast_enabled(x.device.type):
         summed: Tensor = x + call(module, y)  # residuals keep their precision
         return summed
     if isinstance(module, PRODUCTS):
         summed = call(module, y).add_(x)
         return summed
-    if torch.is_grad_enabled():
-        x = call(torch.addmm, x, y, module.weight.t())
-        return x if module.bias is None else x + module.bias
-    call(Tensor.addmm_, x, y, module.weight.t())
-    return x if module.bias is None else x.add_(module.bias)
+    x = call(plus_linear, x, y, module.weight)
+    if module.bias is None:
+        return x
+    return x + module.bias if torch.is_grad_enabled() else x.add_(module.bias)
 
 
 def rms_norm(module: Any, x: Tensor) -> Tensor:

@@ -145,6 +145,9 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
+        assert self._spec is not None
+        if not all(isinstance(source, ModelFiles) for source in self._spec.sources):
+            self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
         first, second = locks_of(model.models)
@@ -218,15 +221,20 @@ class LocalExecutor:
             self._asleep = None
 
     def clear_cache(self) -> None:
-        """Clear the prefix cache."""
+        """Clear the prefix cache and the packed weights."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
+        self._forget_packed_weights()
+
+    def _forget_packed_weights(self) -> None:
+        if self._rows is not None and self._rows.packed is not None:
+            self._rows.packed.clear()
 
     def close(self) -> None:
         """Release the model."""
         if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, ModelFiles):
             self.wake()  # move a model that was passed in back to its device
-        self._model = self._spec = self._prefix_cache = None
+        self._model = self._spec = self._prefix_cache = self._rows = None
         self._asleep, self._pinned = None, []
         _free_memory()
 
