@@ -19,9 +19,7 @@ class PackedLinear(torch.autograd.Function):
     """The product of `PackedWeights`, with gradients; the backward packs the transposed weight for itself."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None, plus: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, *added: Tensor | None) -> Tensor:
         """Return the product; keeps x."""
         ctx.save_for_backward(x, weight)
         return _product(x, packed, *added)
