@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gym_rm.engine.token_tree import IntArray, TokenTree
+
+BLOCK = 4  # pages of a block, whose queries attend to all blocks before it in one product
+FEW = 8  # positions of a tile for short branches
+ROWS = 16  # tiles of more queries than a page have a multiple of this number
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,20 @@ class Pages:
         """Number of positions in a page."""
         return int(self.tokens.shape[1])
 
+    def path(self, last: int, length: int) -> IntArray:
+        """Return the last pages of the path up to and including page `last`, in order."""
+        path = [int(last)]
+        while len(path) < length:
+            path.append(self.previous[path[-1]])
+        return np.array(path[::-1])
+
     @functools.cached_property
-    def paths(self) -> list[IntArray]:
-        """The pages from the start of the path to each page, inclusive."""
-        paths: list[IntArray] = []
-        for page, previous in enumerate(self.previous.tolist()):
-            paths.append(np.append(paths[previous], page) if previous >= 0 else np.array([page]))
-        return paths
+    def before_block(self) -> IntArray:
+        """The last page of the blocks before each page's own block, int64 `[P]`; -1 in the first block."""
+        found: list[int] = []
+        for previous, number in zip(self.previous.tolist(), self.numbers.tolist(), strict=True):
+            found.append(-1 if number < BLOCK else previous if number % BLOCK == 0 else found[previous])
+        return np.array(found)
 
 
 def make_pages(tree: TokenTree, size: int) -> Pages:
@@ -74,7 +84,7 @@ class Tiles:
     """Tiles of queries that attend to equally many pages.
 
     Attributes:
-        queries: int64 `[tiles, size]`, index of each query among the queries asked for; 0 where there is none.
+        queries: int64 `[tiles, height]`, index of each query among the queries asked for; -1 where there is none.
         pages: int64 `[tiles, n]`, pages of each tile's keys, in the order of their positions.
     """
 
@@ -84,43 +94,73 @@ class Tiles:
 
 def make_tiles(
     tree: TokenTree, pages: Pages, queries: IntArray, window: int | None, most_pages: int
-) -> tuple[list[Tiles], IntArray]:
-    """Group queries into tiles: the queries of one page, each in the row of its position.
+) -> tuple[list[Tiles], ...]:
+    """Divide the keys of queries into three parts by position, and group the queries that share a part.
+
+    The parts of a query are its own page; the pages before it in its block of `BLOCK` pages; and the blocks before.
+    What is shared by many branches is one product of all their queries. A query has as many parts, with as many pages,
+    as its position says (and those that a window reaches).
 
     Args:
         tree, pages: the tree and its pages.
         queries: int64 `[Q]`, increasing tree indices.
         window: sliding window of the attention, or None.
-        most_pages: maximum number of pages of keys in one group of tiles, to bound memory.
+        most_pages: maximum number of pages of keys of several tiles together, to bound memory.
 
     Returns:
-        The groups of tiles, and the place `[Q]` of each query in the rows of all tiles.
+        The tiles of each part. Tiles of a query's own page have the queries in the order of their positions.
     """
     page_of = np.searchsorted(pages.first, queries, side="right") - 1
-    used, tile_of = np.unique(page_of, return_inverse=True)
-    numbers = pages.numbers[used]
-    counts = numbers + 1
+    ends_block = pages.numbers % BLOCK == 0
+    before = np.where(ends_block, -1, pages.previous)[page_of]
+    blocks = pages.before_block[page_of]
+    own = _tiles_of_own_page(pages, page_of, tree.depths[queries] % pages.size, most_pages)
     if window is not None:
-        counts = numbers - np.maximum(0, (numbers * pages.size - window + 1) // pages.size) + 1
-    order = np.argsort(counts, kind="stable")
-    place_of_tile = np.empty_like(order)
-    place_of_tile[order] = np.arange(len(order))
-    places: IntArray = place_of_tile[tile_of] * pages.size + tree.depths[queries] % pages.size
-    rows = np.zeros(len(used) * pages.size, dtype=np.int64)
-    rows[places] = np.arange(len(queries))
-    tiles = rows.reshape(len(used), pages.size)
-    groups = []
-    for start, stop in _runs(counts[order], most_pages):
-        count = int(counts[order[start]])
-        keys = np.stack([pages.paths[page][-count:] for page in used[order[start:stop]].tolist()])
-        groups.append(Tiles(tiles[start:stop], keys))
-    return groups, places
+        reach = tree.depths[queries] - window + 1
+        before, blocks = (
+            np.where((pages.numbers[last] + 1) * pages.size > reach, last, -1) for last in (before, blocks)
+        )
+    shared = (_tiles_of_shared_pages(pages, last, window, most_pages) for last in (before, blocks))
+    return own, *shared
 
 
-def _runs(counts: IntArray, most_pages: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of equal counts, each of at most `most_pages` pages."""
-    bounds = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist(), len(counts)]
-    for first, last in itertools.pairwise(bounds):
-        step = max(1, most_pages // int(counts[first]))
-        for start in range(first, last, step):
-            yield start, min(start + step, last)
+def _tiles_of_own_page(pages: Pages, page_of: IntArray, places: IntArray, most_pages: int) -> list[Tiles]:
+    """Return tiles of whole pages, and of `FEW` positions where a page has at most so many queries."""
+    few = np.bincount(page_of, minlength=len(pages.first))[page_of] <= FEW
+    found = []
+    for height, chosen in ((FEW, np.flatnonzero(few)), (pages.size, np.flatnonzero(~few))):
+        parts = -(-pages.size // height)
+        used, tile_of = np.unique(page_of[chosen] * parts + places[chosen] // height, return_inverse=True)
+        rows = np.full((len(used), height), -1)
+        rows[tile_of, places[chosen] % height] = chosen
+        for start in range(0, len(used), most_pages):
+            found.append(Tiles(rows[start : start + most_pages], used[start : start + most_pages, None] // parts))
+    return found
+
+
+def _tiles_of_shared_pages(pages: Pages, last: IntArray, window: int | None, most_pages: int) -> list[Tiles]:
+    """Return a tile for each page that is the last of a part, `last` `[Q]`; -1 for queries without the part."""
+    chosen = np.flatnonzero(last >= 0)
+    used, tile_of = np.unique(last[chosen], return_inverse=True)
+    counts = np.bincount(tile_of)
+    heights = np.where(counts <= pages.size, pages.size, -(-counts // ROWS) * ROWS)
+    numbers = pages.numbers[used]
+    firsts = np.where((numbers + 1) % BLOCK == 0, 0, numbers // BLOCK * BLOCK)
+    if window is not None:  # the first query after the last page has the oldest keys
+        firsts = np.maximum(firsts, ((numbers + 1) * pages.size - window + 1) // pages.size)
+    lengths = numbers - firsts + 1
+    rows = chosen[np.argsort(tile_of, kind="stable")]
+    starts = np.cumsum(counts) - counts
+    order = np.lexsort((lengths, heights)).tolist()
+    found = []
+    for (height, length), members in itertools.groupby(
+        order, key=lambda tile: (int(heights[tile]), int(lengths[tile]))
+    ):
+        step = max(1, most_pages // length) if height == pages.size else 1
+        every = list(members)
+        for some in (every[start : start + step] for start in range(0, len(every), step)):
+            queries = np.full((len(some), height), -1)
+            for tile, into in zip(some, queries, strict=True):
+                into[: counts[tile]] = rows[starts[tile] : starts[tile] + counts[tile]]
+            found.append(Tiles(queries, np.stack([pages.path(used[tile], length) for tile in some])))
+    return found

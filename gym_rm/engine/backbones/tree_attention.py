@@ -4,10 +4,10 @@ A backbone of transformers called with `tree=TreeAttention(...)` passes it to ev
 transformers: query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`. T may include rows of
 padding after the tokens of the tree.
 
-Keys and values are copied into pages of consecutive positions of one path, see `pages`. What a query attends to then
-has a shape that depends on its position alone, so that its result has the same bits in every tree. A CPU runs SDPA for
-the queries of one page at a time, with the pages of its path as keys, in one call for all pages with equally many. CUDA
-runs `flex_attention` with a mask whose blocks are pages, see `flex_attention`.
+What a query attends to is divided by its position into parts, whole pages of its path, see `pages`. Each part has a
+shape that depends on the position alone, so that the result has the same bits in every tree. A CPU runs one product for
+all queries that share a part, as for the replies to one prompt (Hydragen, arXiv 2402.05099), and adds up the parts with
+their shares of the softmax. CUDA runs `flex_attention` with a mask whose blocks are pages, see `flex_attention`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import pad, scaled_dot_product_attention, softmax
+from torch.nn.functional import pad, softmax
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import current_rows, with_padding
@@ -30,12 +30,12 @@ from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
-from gym_rm.engine.pages import make_pages, make_tiles
-from gym_rm.engine.token_tree import TokenTree
+from gym_rm.engine.pages import BLOCK, Tiles, make_pages, make_tiles
+from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
-PAGE_SIZE = 32  # positions in a page for SDPA; with larger pages, short branches waste more queries
-PAGES_AT_ONCE = 512  # maximum number of pages of keys in one call of SDPA, to bound memory
+PAGE_SIZE = 32  # positions in a page on a CPU; with larger pages, short branches copy more keys
+PAGES_AT_ONCE = 128  # maximum number of pages of keys in one product of several tiles, to bound memory
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -45,33 +45,35 @@ class UnsupportedByTree(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TileGroup:
-    """N tiles of queries that attend to equally many pages of keys.
+    """N tiles of queries with equally many keys.
 
     Attributes:
-        start, stop: range of the tiles among all tiles.
-        pages: `[N * pages]` pages of the keys of each tile; a range of them if they follow each other.
-        mask: float `[PAGE_SIZE, keys]`, the same for all tiles: 0 for keys that a query attends to, -inf for others.
+        count: N.
+        queries: int64 `[N * height]`, query in each row; any query in rows without one.
+        keys: int64 `[N * keys]`, tokens of each tile's keys; a slice if they follow each other, as do the queries.
+        filled: int64, the rows that have a query; None if all do.
+        mask: float `[1 or N, 1, height, keys]`, 0 for keys that a query attends to, -inf for others; None for all keys.
     """
 
-    start: int
-    stop: int
-    pages: Tensor | slice
-    mask: Tensor
+    count: int
+    queries: Tensor | slice
+    keys: Tensor | slice
+    filled: Tensor | None
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """Queries in tiles, each in the row of its position; other rows have any query, and their results are not used.
+class Part:
+    """One part of the keys of all queries.
 
     Attributes:
-        queries: int64 `[tiles * PAGE_SIZE]`, query in each row of the tiles.
-        groups: groups of the tiles.
-        rows: int64 `[Q]`, row of each query; queries after those of the tree have any row.
+        groups: the tiles of the queries that have the part.
+        places: int64 `[Q]`, place of each query in the filled rows of all tiles; the one after them for queries
+            without the part. Queries after those of the tree have any place.
     """
 
-    queries: Tensor
     groups: list[TileGroup]
-    rows: Tensor
+    places: Tensor
 
 
 class TreeAttention:
@@ -87,7 +89,7 @@ class TreeAttention:
 
     Attributes:
         pages: pages of the tree.
-        slots: int64 `[P * size]`, tree index of the token in each place of the pages.
+        slots: int64 `[P * size]`, tree index of the token in each place of the pages, for `flex_attention`.
         num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
@@ -106,10 +108,10 @@ class TreeAttention:
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
-        self.slots = to_device(self.pages.tokens.reshape(-1), device)
+        self.slots = to_device(self.pages.tokens.reshape(-1), device) if self.use_flex else torch.empty(0)
         self.num_rows = current_rows().padded(len(tree))
         self.num_calls = 0
-        self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
+        self._parts: dict[tuple[int | None, bool, int], list[Part]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def __call__(
@@ -148,57 +150,94 @@ class TreeAttention:
             at = None if rows is None else to_device(with_padding(rows, query.shape[2]), self.device)
             mask = self.block_mask(window)
             return attend_with_flex(query, key, value, self.slots, mask, scaling, softcap=softcap, sinks=sinks, rows=at)
-        tiling = self.tiling(window, query.shape[2], only_reads=only_reads)
-        tiles = _in_pages(query, tiling.queries)
-        keys, values = (_in_pages(states, self.slots) for states in (key, value))
-        parts = []
-        for group in tiling.groups:
-            q = tiles[group.start : group.stop].transpose(1, 2)
-            k, v = (_paths(states, group.pages, len(q)).transpose(1, 2) for states in (keys, values))
-            if softcap is None and sinks is None:
-                part = scaled_dot_product_attention(
-                    q,
-                    k,
-                    v,
-                    attn_mask=group.mask.to(query.dtype),
-                    dropout_p=dropout,
-                    scale=scaling,
-                    enable_gqa=query.shape[1] != key.shape[1],
-                )
-            else:
-                part = _eager(q, k, v, group.mask, scaling, softcap, sinks, dropout)
-            parts.append(part.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
+        heads = key.shape[1]
+        # Query heads that share a key head are rows of one product.
+        q = query[0].transpose(0, 1).reshape(query.shape[2], heads, -1, query.shape[3]).transpose(1, 2).contiguous()
+        k, v = (states[0].transpose(0, 1) for states in (key, value))
+        options = Options(scaling, softcap, dropout)
+        attended: list[Tensor] = []
+        shares: list[Tensor] = []
+        for part in self.parts(window, query.shape[2], only_reads=only_reads):
+            outputs, sums = zip(*(_attend_tiles(q, k, v, group, options) for group in part.groups), strict=True)
+            none = outputs[0].new_zeros(1, *outputs[0].shape[1:])
+            attended.append(torch.cat([*outputs, none]).index_select(0, part.places))
+            nothing = sums[0].new_full((1, *sums[0].shape[1:]), -torch.inf)
+            shares.append(torch.cat([*sums, nothing]).index_select(0, part.places))
+        if sinks is not None:
+            shares.append(sinks.to(shares[0].dtype).view(heads, -1).t().expand_as(shares[0]))
+        result = attended[0]
+        if len(shares) > 1:
+            weights = softmax(torch.stack(shares, dim=-1), dim=-1).to(result.dtype)
+            result = result * weights[..., :1]
+            for number, other in enumerate(attended[1:], start=1):
+                result = result.addcmul_(other, weights[..., number, None])
+        return result.transpose(1, 2).flatten(1, 2).unsqueeze(0)
 
-    def tiling(self, window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
-        """Return the tiles of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
+    def parts(self, window: int | None, num_queries: int, *, only_reads: bool = False) -> list[Part]:
+        """Return the parts of the computed tokens' keys, or only of the tokens at `tree.read_indices`."""
         key = (window, only_reads, num_queries)
-        if key in self._tilings:
-            return self._tilings[key]
+        if key in self._parts:
+            return self._parts[key]
         computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
         queries = self.tree.read_indices if only_reads else computed
-        tiles, places = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
-        rows = np.zeros(num_queries, dtype=np.int64)
-        rows[: len(places)] = places
-        # The mask of a tile depends on distances only, so that of fewer keys is the end of that of the most keys.
-        keys = np.arange(max(tile.pages.shape[1] for tile in tiles) * PAGE_SIZE)
-        in_last_page = keys[-PAGE_SIZE:, None]
-        hidden = keys > in_last_page
-        if window is not None:
-            hidden |= in_last_page - keys >= window
-        mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
+        own, *shared = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
+        self._parts[key] = [
+            self._part(
+                tiles,
+                len(queries),
+                num_queries,
+                [self._mask(each, queries, window, own=tiles is own) for each in tiles],
+            )
+            for tiles in (own, *shared)
+            if tiles
+        ]
+        return self._parts[key]
+
+    def _part(self, tiles: list[Tiles], num_computed: int, num_queries: int, masks: list[Tensor | None]) -> Part:
         groups = []
-        start = 0
-        for tile in tiles:
-            stop = start + len(tile.queries)
-            path = tile.pages[0]
-            follow = len(tile.pages) == 1 and path[-1] - path[0] == len(path) - 1
-            pages = slice(path[0], path[-1] + 1) if follow else to_device(tile.pages.reshape(-1), self.device)
-            groups.append(TileGroup(start, stop, pages, mask[:, -len(path) * PAGE_SIZE :]))
-            start = stop
-        in_tiles = np.concatenate([tile.queries.reshape(-1) for tile in tiles])
-        self._tilings[key] = Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
-        return self._tilings[key]
+        order = []
+        for each, mask in zip(tiles, masks, strict=True):
+            rows = each.queries.reshape(-1)
+            filled = np.flatnonzero(rows >= 0)
+            order.append(rows[filled])
+            groups.append(
+                TileGroup(
+                    len(each.queries),
+                    self._index(np.maximum(rows, 0)),
+                    self._index(self.pages.tokens[each.pages].reshape(-1)),
+                    None if len(filled) == len(rows) else to_device(filled, self.device),
+                    mask,
+                )
+            )
+        places = np.zeros(num_queries, dtype=np.int64)
+        found = np.concatenate(order)
+        places[:num_computed] = len(found)
+        places[found] = np.arange(len(found))
+        return Part(groups, to_device(places, self.device))
+
+    def _mask(self, tiles: Tiles, queries: IntArray, window: int | None, *, own: bool) -> Tensor | None:
+        """Return the mask of tiles; None if every query attends to all keys."""
+        size = self.pages.size
+        height, count = tiles.queries.shape[1], tiles.pages.shape[1]
+        first = self.pages.numbers[tiles.pages[:, 0]] * size
+        keys = np.arange(count * size)
+        if own:
+            found = self.tree.depths[queries[tiles.queries.max(axis=1)]] % size // height * height
+            rows = found[: 1 if height == size else None, None] + np.arange(height)
+        else:
+            stop = (self.pages.numbers[tiles.pages[:, -1]] + 1) // BLOCK * BLOCK * size + BLOCK * size
+            if window is None or (stop - first <= window).all():
+                return None
+            rows = np.where(tiles.queries >= 0, self.tree.depths[queries[tiles.queries]] - first[:, None], 0)
+        hidden = keys > rows[..., None]
+        if window is not None:
+            hidden |= rows[..., None] - keys >= window
+        return to_device(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None], self.device)
+
+    def _index(self, indices: IntArray) -> Tensor | slice:
+        start, stop = int(indices[0]), int(indices[0]) + len(indices)
+        follow = indices[-1] == stop - 1 and (indices == np.arange(start, stop)).all()
+        return slice(start, stop) if follow else to_device(indices, self.device)
 
     def block_mask(self, sliding_window: int | None) -> BlockMask:
         """Return the tree as a `flex_attention` block mask of queries and pages."""
@@ -208,40 +247,52 @@ class TreeAttention:
         return self._block_masks[sliding_window]
 
 
-def _in_pages(states: Tensor, indices: Tensor) -> Tensor:
-    """Return the states `[1, H, T, D]` at these indices, `[pages, size, H, D]`."""
-    return states[0].transpose(0, 1).index_select(0, indices).view(-1, PAGE_SIZE, *states.shape[1::2])
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What changes the scores and weights of attention."""
+
+    scaling: float | None
+    softcap: float | None
+    dropout: float
 
 
-def _paths(states: Tensor, pages: Tensor | slice, num_tiles: int) -> Tensor:
-    """Return the keys or values `[num_tiles, keys, H_kv, D]` of paths, from those of all pages `[P, size, H_kv, D]`."""
-    of_paths = states[pages] if isinstance(pages, slice) else states.index_select(0, pages)
-    return of_paths.reshape(num_tiles, -1, *states.shape[2:])
+def _attend_tiles(
+    query: Tensor, key: Tensor, value: Tensor, group: TileGroup, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Return the output `[rows, G, H_kv, D]` of a group's filled rows, and the log of their weights' sum.
 
-
-def _eager(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """Compute softmax attention step by step, for options that SDPA does not support."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.float() + mask
-    if sinks is not None:
-        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        weights = softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    Args:
+        query: `[T, G, H_kv, D]`, with the G query heads of each key head.
+        key, value: `[T, H_kv, D]`.
+        group, options: the tiles; scale, soft cap and dropout.
+    """
+    repeats, heads = query.shape[1:3]
+    q = _at(query, group.queries).reshape(group.count, -1, heads, query.shape[3]).transpose(1, 2)
+    k, v = (_at(each, group.keys).reshape(group.count, -1, *each.shape[1:]).transpose(1, 2) for each in (key, value))
+    mask = None if group.mask is None else group.mask.to(query.dtype).repeat_interleave(repeats, dim=2)
+    plain = options.softcap is None and not options.dropout and k.shape[3] == v.shape[3] and not torch.is_grad_enabled()
+    if plain:
+        output, sums = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=options.scaling)
     else:
-        weights = softmax(scores, dim=-1)
-    return drop(weights.to(query.dtype), dropout) @ value
+        output, sums = _eager(q, k, v, mask, options)
+    output, sums = (
+        each.transpose(1, 2).reshape(-1, repeats, *each.shape[1:2], *each.shape[3:]) for each in (output, sums)
+    )
+    return (output, sums) if group.filled is None else (output[group.filled], sums[group.filled])
+
+
+def _at(states: Tensor, index: Tensor | slice) -> Tensor:
+    return states[index] if isinstance(index, slice) else states.index_select(0, index)
+
+
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute softmax attention step by step, for gradients and for options that torch's kernel does not support."""
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.float() if mask is None else scores.float() + mask
+    weights = softmax(scores, dim=-1).to(query.dtype)
+    return drop(weights, options.dropout) @ value, scores.logsumexp(dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
