@@ -8,6 +8,7 @@ replaced by these names. A control token in a message is then ordinary text, enc
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import secrets
@@ -64,6 +65,11 @@ class ControlTokens:
         if self._normalize is not None:
             found += self._spelled_normalized.findall(self._normalize(text))
         return tuple(found)
+
+    def split(self, text: str) -> list[str]:
+        """Return the parts of a text; all but the first begin with a control token."""
+        starts = [0, *(match.start() for match in self._spelled.finditer(text) if match.start()), len(text)]
+        return [text[start:stop] for start, stop in itertools.pairwise(starts)]
 
     def neutral(self, message: Message, content: str) -> Message:
         """Return the message with this content, and without control tokens in its other fields."""

@@ -123,7 +123,7 @@ class Renderer:
                     plain[row] = conversation, written[0]
             except ConversationError as error:
                 results[row] = error
-        encoded = self.tokenize([text for _, text in plain.values()])
+        encoded = self._tokenize_parts([text for _, text in plain.values()])
         for (row, (conversation, text)), ids in zip(plain.items(), encoded, strict=True):
             try:
                 results[row] = self._fit(conversation, self._annotate(conversation, text, ids))
@@ -205,6 +205,26 @@ class Renderer:
             encoded = self.tokenizer([text for _, text in part], add_special_tokens=False, **options)["input_ids"]
             bare += [np.array(ids, dtype=np.int32) for ids in encoded]
         return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
+
+    def _tokenize_parts(self, texts: list[str]) -> list[TokenIds]:
+        """Return what `tokenize` returns; what several texts have between two control tokens is tokenised once."""
+        parts = [self._control.split(text) for text in texts]
+        different = list(dict.fromkeys(itertools.chain.from_iterable(parts)))
+        if 2 * sum(map(len, different)) > sum(map(len, texts)) or not self._joins_parts:
+            return self.tokenize(texts)
+        ids = dict(zip(different, self.tokenize(different, add_special_tokens=False), strict=True))
+        return [self._special.add(np.concatenate([ids[part] for part in of_text])) for of_text in parts]
+
+    @functools.cached_property
+    def _joins_parts(self) -> bool:
+        """Whether the ids of a text are those of its parts: not if control tokens take the space beside them."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        strips = any((token.lstrip or token.rstrip) and str(token) in self._control.names for token in added)
+        whole = self.tokenize(list(self._template.examples), add_special_tokens=False)
+        parts = [self.tokenize(self._control.split(text), False) for text in self._template.examples]
+        return not strips and all(
+            np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True)
+        )
 
     def _ids(self, text: str, hidden: HiddenText | None = None) -> TokenIds:
         """Return the token ids of what `_write` returned, without more special tokens."""
