@@ -16,7 +16,7 @@ import numpy as np
 
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
-BLOCK = 4  # pages of a block, whose queries attend to all blocks before it in one product
+BLOCK = 3  # pages of a block, whose queries attend to all blocks before it in one product
 FEW = 8  # positions of a tile for short branches
 ROWS = 16  # tiles of more queries than a page have a multiple of this number
 

@@ -148,7 +148,7 @@ class BatchInvariant(TorchFunctionMode):
                 return _by_rows(self.rows, product, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], len(weight))
             return _by_rows(self.rows, lambda part, one: product(part, plus=one), x, plus)
         if plus is None:
-            output: Tensor = _product(self.rows, linear, x, weight, bias)
+            output: Tensor = RULES[linear](self.rows, linear, x, weight, bias)
         else:
             add = torch.addmm if torch.is_grad_enabled() else Tensor.addmm_
             output = _added_product(self.rows, add, plus, x, weight.t())

@@ -199,7 +199,7 @@ def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share
     query, key, value = states(tree)
     everything = attend_in(tree, query, key, value, window)
     computed = np.flatnonzero(np.random.default_rng(seed).random(len(tree)) < share)
-    computed = np.r_[computed, len(tree) - 1]
+    computed = np.union1d(computed, len(tree) - 1)
     for prefix, chosen in [(SimpleNamespace(computed=computed), computed), (None, tree.read_indices)]:
         context = TreeAttention(tree, CPU, prefix=prefix)
         some = context.attend(query[:, :, chosen], key, value, None, window, only_reads=prefix is None)
