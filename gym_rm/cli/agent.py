@@ -47,7 +47,7 @@ def grpo(arguments: Arguments = None) -> None:
 
 
 def demo(arguments: Arguments = None) -> None:
-    """Train the embedded policy against the embedded reward model, in half a minute, and write a page about it.
+    """Train the embedded policy against the embedded reward model, in a quarter of a minute, and write a page about it.
 
     It is gym-rm grpo --config demo; settings may follow, such as seed=2 output=outputs/demo.
     """

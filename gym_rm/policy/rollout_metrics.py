@@ -22,7 +22,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     turns = [turn for each in rollouts for turn in each.turns if turn.tool_calls is not None]
     calls, errors = (sum(getattr(turn, name) for turn in turns) for name in ("tool_calls", "tool_errors"))
     scored = np.isfinite(rewards)
-    known = [each.right for each in rollouts if each.right is not None]
+    known = [right for each in rollouts if (right := each.right) is not None]
     statistics = reward_metrics(rewards)
     names = sorted({name for each in rollouts for name in each.components})
     components = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,10 +54,11 @@ class PolicyRenderer(Renderer):
             ConversationError: a message is invalid, or the template cannot write a conversation.
         """
         rows = zip(conversations, [None] * len(conversations) if tools is None else tools, strict=True)
-        return [
-            self._ids(*self._write(self._check(conversation, tools_of_row or ())))
-            for conversation, tools_of_row in rows
-        ]
+        prompts: list[TokenIds] = []
+        for (conversation, tools_of_row), same in itertools.groupby(rows):  # the rows of a group are equal
+            ids = self._ids(*self._write(self._check(conversation, tools_of_row or ())))
+            prompts += [ids for _ in same]
+        return prompts
 
     def next_turn(self, reply: Sequence[int], messages: Conversation) -> TokenIds:
         """Return the tokens between a reply and the next one: the messages after it, and the beginning of the next.

@@ -32,6 +32,14 @@ def test_sampled_tokens_and_what_follows_are_what_the_template_writes(name):
     assert followed == renderer.prompts([[*conversation, *more]], [(tool(),)])[0].tolist()
 
 
+def test_equal_conversations_with_other_tools_have_other_prompts():
+    renderer, question, others = PolicyRenderer(tokenizer("qwen3")), [user("2 + 2?")], [user("3 + 3?")]
+    rows = [(question, [tool()]), (question, [tool()]), (question, None), (others, None), (question, [tool()])]
+    alone = [renderer.prompts([conversation], [tools])[0].tolist() for conversation, tools in rows]
+    assert [prompt.tolist() for prompt in renderer.prompts(*zip(*rows, strict=True))] == alone
+    assert alone[1] != alone[2] != alone[3]
+
+
 def test_a_template_that_strips_earlier_thinking_leaves_the_sampled_tokens_as_they_are():
     renderer = PolicyRenderer(tokenizer("qwen3"))
     reply = renderer.tokenizer.encode("<think>\nHm.\n</think>\n\n4<|im_end|>")
