@@ -45,7 +45,7 @@ def pages_of(tree, size):
 def test_the_pages_of_a_path_hold_the_ancestors_at_their_positions(tree, size):
     pages, page_of = pages_of(tree, size)
     for token, page in enumerate(page_of):
-        path = pages.paths[page]
+        path = pages.path(page, pages.numbers[page] + 1)
         position = tree.position_ids[token]
         assert len(path) == position // size + 1 == pages.numbers[page] + 1
         assert pages.tokens[path].reshape(-1)[: position + 1].tolist() == tree.ancestors(token).tolist()
@@ -69,7 +69,8 @@ def test_every_token_is_a_query_of_one_page(tree, size):
 def test_a_page_stands_after_the_pages_before_it_on_its_path(tree, size):
     pages = make_pages(tree, size)
     assert (pages.previous < np.arange(len(pages.first))).all()
-    for page, path in enumerate(pages.paths):
+    for page, number in enumerate(pages.numbers):
+        path = pages.path(page, number + 1)
         assert path[-1] == page
         assert pages.previous[path].tolist() == [-1, *path[:-1]]
         assert pages.numbers[path].tolist() == list(range(len(path)))
@@ -88,72 +89,64 @@ def tilings(draw):
     return tree, pages, queries, draw(st.none() | st.integers(1, 50)), draw(st.integers(1, 20))
 
 
-def rows_of(tiles, places, size):
-    """Return for each query the group, the tile and the row at its place."""
-    starts = np.cumsum([0, *(len(group.queries) for group in tiles)])
-    for place in places.tolist():
-        number = int(np.searchsorted(starts, place // size, side="right")) - 1
-        yield tiles[number], place // size - starts[number], place % size
+def parts_of(parts, number):
+    """Return the pages of the parts that a query has, from the start of its path, and the row of its own page."""
+    found = []
+    for part in reversed(parts):
+        places = [(tiles, *np.argwhere(tiles.queries == number)[0]) for tiles in part if number in tiles.queries]
+        assert len(places) <= 1, "a query is in one tile of a part"
+        found += [(tiles.pages[tile], row) for tiles, tile, row in places]
+    return [pages for pages, _ in found], found[-1][1]
 
 
 @given(tilings())
-def test_a_query_is_in_the_row_of_its_position_with_the_last_pages_of_its_path(given):
+def test_the_pages_of_a_query_are_the_last_of_its_path(given):
     tree, pages, queries, window, _ = given
-    tiles, places = make_tiles(*given)
-    assert len(places) == len(queries)
-    page_of = np.searchsorted(pages.first, queries, side="right") - 1
-    for number, (group, tile, row) in enumerate(rows_of(tiles, places, pages.size)):
-        query, path = queries[number], pages.paths[page_of[number]]
-        assert group.queries[tile, row] == number
-        assert row == tree.position_ids[query] % pages.size
-        # The first query of a page has the oldest keys, so it decides which pages a tile has.
-        oldest = 0 if window is None else max(0, len(path) * pages.size - pages.size - window + 1)
-        needed = [page for page in path if (pages.numbers[page] + 1) * pages.size > oldest]
-        assert group.pages[tile].tolist() == needed
+    parts = make_tiles(*given)
+    for number, query in enumerate(queries):
+        found, row = parts_of(parts, number)
+        path = np.concatenate(found)
+        page = np.searchsorted(pages.first, query, side="right") - 1
+        assert path.tolist() == pages.path(page, len(path)).tolist()
+        assert (tree.position_ids[query] - row) % pages.size in range(0, pages.size, 8), "rows are in order"
+        needed = tree.ancestors(query) if window is None else tree.ancestors(query)[-window:]
+        assert set(needed) <= set(pages.tokens[path].reshape(-1)), "every key in the window is there"
 
 
 @given(tilings())
-def test_every_key_of_the_window_is_in_the_pages_of_the_tile(given):
-    tree, pages, queries, window, _ = given
-    tiles, places = make_tiles(*given)
-    for query, (group, tile, row) in zip(queries, rows_of(tiles, places, pages.size), strict=True):
-        keys = pages.tokens[group.pages[tile]].reshape(-1)
-        at = len(keys) - pages.size + row  # the query itself
-        start = 0 if window is None else max(0, at - window + 1)
-        expected = tree.ancestors(query)
-        expected = expected if window is None else expected[-window:]
-        assert keys[start : at + 1].tolist() == expected.tolist()
+def test_tiles_that_are_computed_together_are_bounded(given):
+    _, _, queries, _, most_pages = given
+    for part in make_tiles(*given):
+        for tiles in part:
+            assert len(tiles.queries) == len(tiles.pages)
+            assert tiles.pages.size <= most_pages or len(tiles.pages) == 1
+            assert (tiles.queries >= 0).any(axis=1).all()
+            assert (tiles.queries < len(queries)).all()
 
 
-@given(tilings())
-def test_groups_have_equally_many_pages_and_are_bounded(given):
-    _, pages, queries, _, most_pages = given
-    tiles, places = make_tiles(*given)
-    page_of = np.searchsorted(pages.first, queries, side="right") - 1
-    last = [page for group in tiles for page in group.pages[:, -1].tolist()]
-    assert sorted(last) == np.unique(page_of).tolist(), "one tile for each page that has queries"
-    for group in tiles:
-        assert group.queries.shape == (len(group.pages), pages.size)
-        assert group.pages.size <= most_pages or len(group.pages) == 1
-    assert len(np.unique(places)) == len(queries)
+@given(trees)
+def test_queries_that_share_a_part_are_in_one_tile(tree):
+    pages = make_pages(tree, 4)
+    shared = make_tiles(tree, pages, np.arange(len(tree)), None, 20)[1:]
+    for part in shared:
+        keys = [tuple(keys) for tiles in part for keys in tiles.pages.tolist()]
+        assert len(keys) == len(set(keys))
 
 
-def keys_of(tree, query, size, window):
-    """Return the row of one query, and the token ids of the keys of its tile up to the query."""
+def parts_in(tree, query, size, window):
+    """Return the token ids of the keys of each part of one query."""
     pages = make_pages(tree, size)
-    tiles, places = make_tiles(tree, pages, np.arange(len(tree)), window, 2048)
-    ((group, tile, row),) = rows_of(tiles, places[[query]], size)
-    keys = tree.input_ids[pages.tokens[group.pages[tile]].reshape(-1)]
-    return row, len(keys), keys[: len(keys) - size + row + 1].tolist()
+    found, _ = parts_of(make_tiles(tree, pages, np.arange(len(tree)), window, 2048), query)
+    return [tree.input_ids[pages.tokens[part].reshape(-1)].tolist() for part in found[:-1]], len(found[-1])
 
 
 @given(families(), SIZES, st.none() | st.integers(1, 50))
-def test_a_sequence_has_the_same_rows_and_keys_alone_and_in_any_tree(sequences, size, window):
+def test_a_sequence_has_the_same_parts_alone_and_in_any_tree(sequences, size, window):
     together = plan_trees(sequences, max_num_batched_tokens=1_000_000)
     (tree,) = together.batches
     for index, each in enumerate(sequences):
         alone = tree_of([each])
         last = tree.read_indices[together.value_index[index]]
         for position in {0, len(alone) // 2, len(alone) - 1}:
-            found = keys_of(tree, tree.ancestors(last)[position], size, window)
-            assert found == keys_of(alone, position, size, window)
+            found = parts_in(tree, tree.ancestors(last)[position], size, window)
+            assert found == parts_in(alone, position, size, window)

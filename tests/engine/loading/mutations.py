@@ -37,8 +37,7 @@ def tiles(change) -> Context:
     plain = tree_attention.make_tiles
 
     def make_tiles(*arguments):
-        groups, places = plain(*arguments)
-        return [change(each) for each in groups], places
+        return tuple([change(each) for each in part] for part in plain(*arguments))
 
     return mock.patch.object(tree_attention, "make_tiles", make_tiles)
 
