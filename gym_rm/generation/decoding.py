@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
+from gym_rm.engine.backbones.llama import Attention, llama_code, llama_forward, rotary_positions
 from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.generation.completions import TokenIds
+from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
 
 PROMPT_TOKENS = 16_384  # of prompts that are computed at a time
 
@@ -52,7 +53,7 @@ class LeanDecoder:
     def __init__(self, model: Any) -> None:
         self.model, self._backbone = model, model.model
         self.code = llama_code(self._backbone)
-        self._suffixes: list[tuple[Tensor, Tensor]] = []
+        self._suffixes: list[Tensor] = []
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
@@ -64,31 +65,29 @@ class LeanDecoder:
             max_new_tokens: most tokens that the rows grow by.
         """
         weight, attention = self._backbone.embed_tokens.weight, self._backbone.layers[0].self_attn
+        # New packed weights, because an optimizer may have changed the model's without a trace.
+        self._packed = PackedLayers(self.model) if can_pack_layers(self.model) else None
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths = torch.as_tensor(lengths, device=weight.device)
         self._longest, self._room, self._steps = int(lengths.max()), max_new_tokens, 0
         positions = torch.arange(self._longest + max_new_tokens, device=weight.device)
         self._cos, self._sin = rotary_positions(self._backbone, weight[:1], positions)
         heads = len(attention.k_proj.weight) // attention.head_dim
-        shape = (len(prompts), heads, self._longest, attention.head_dim)
+        shape = (2, heads, len(prompts), self._longest, attention.head_dim)
+        self._none = weight.new_zeros(1, 1, 1)
         layers = range(self._backbone.config.num_hidden_layers)
-        self._prompt_cache = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in layers]
-        hidden = [self._prompts(prompts[part], part) for part in _parts(lengths)]
+        self._prompt_cache = [weight.new_zeros(shape) for _ in layers]  # keys and values
+        logits = [self._prompts(prompts[part], part) for part in _parts(lengths)]
         self._prompt_of_row = np.asarray(prompt_of_row)
         self._arrange_rows(None)
-        return self._logits(torch.cat(hidden))
+        return torch.cat(logits)
 
     def _prompts(self, prompts: Sequence[TokenIds], part: slice) -> Tensor:
-        """Fill the cache of some prompts, and return the hidden states `[P, hidden]` of their last tokens."""
+        """Fill the cache of some prompts, and return the logits `[P, V]` of their next tokens."""
         grid = _Grid(prompts, self._lengths.device)
-        cache = [(key[part, :, : grid.longest], value[part, :, : grid.longest]) for key, value in self._prompt_cache]
-        return llama_forward(
-            self._backbone,
-            self._backbone.embed_tokens(grid.ids),
-            (self._cos[grid.positions], self._sin[grid.positions]),
-            functools.partial(_attend_prompts, grid, cache),
-            reads=grid.last,
-        )
+        cache = [both[:, :, part, : grid.longest].transpose(1, 2) for both in self._prompt_cache]
+        attention = functools.partial(_attend_prompts, grid, cache)
+        return self._logits(grid.ids, grid.positions, attention, grid.last)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
@@ -96,8 +95,7 @@ class LeanDecoder:
         at = self._row_lengths + self._steps
         self._biases: dict[int | None, Tensor | None] = {None: self._open}
         self._steps += 1
-        x = self._backbone.embed_tokens(tokens)
-        return self._logits(llama_forward(self._backbone, x, (self._cos[at], self._sin[at]), self._attend_rows))
+        return self._logits(tokens, at, self._attend_rows)
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
@@ -107,51 +105,48 @@ class LeanDecoder:
 
     def _arrange_rows(self, before: Tensor | None) -> None:
         """Give the rows slots beside their prompts, and move their keys and values from the slots before, if any."""
-        device, like = self._lengths.device, self._prompt_cache[0][0]
+        device, like = self._lengths.device, self._prompt_cache[0]
         slots = self._slots = Slots(self._prompt_of_row)
         groups, rows = (torch.as_tensor(index, device=device) for index in (slots.prompts, slots.rows))
         self._slot_of_row = None if slots.full else rows
         self._group_lengths = self._lengths[groups]
         self._row_lengths = self._lengths[torch.as_tensor(self._prompt_of_row, device=device)]
         every = np.array_equal(slots.prompts, np.arange(len(self._lengths)))
-        self._shared = (
-            self._prompt_cache if every else [(key[groups], value[groups]) for key, value in self._prompt_cache]
-        )
+        self._shared = self._prompt_cache if every else [both[:, :, groups] for both in self._prompt_cache]
         even = bool((self._lengths == self._longest).all())
         self._open = None if even else self._bias(None)  # for layers without a window
-        shape = (slots.count, like.shape[1], self._room, like.shape[3])
-        old = self._suffixes if before is not None else []
-        self._suffixes = [(like.new_empty(shape), like.new_empty(shape)) for _ in self._prompt_cache]
-        for layer, pair in enumerate(old):
-            for new, stored in zip(self._suffixes[layer], pair, strict=True):
-                new[rows, :, : self._steps] = stored[before, :, : self._steps]
+        shape = (*like.shape[:2], slots.count, self._room, like.shape[4])
+        old, self._suffixes = self._suffixes, [like.new_empty(shape) for _ in self._prompt_cache]
+        if before is not None:
+            for new, stored in zip(self._suffixes, old, strict=True):
+                new[:, :, rows, : self._steps] = stored[:, :, before, : self._steps]
 
     def _attend_rows(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, **_: Any
     ) -> Tensor:
         """Return the attention output `[R, H * D]` of the newest tokens; see `llama.Attention`."""
-        rows, slots = self._slot_of_row, self._slots
-        query = _in_slots(query * scale, rows, slots.count)
-        groups, width, heads, size = len(slots.prompts), slots.width, key.shape[1], key.shape[2]
-        suffix_keys, suffix_values = self._suffixes[layer]
+        rows, slots, steps = self._slot_of_row, self._slots, self._steps
+        groups, heads, size = len(slots.prompts), key.shape[1], key.shape[2]
         at = slice(None) if rows is None else rows
-        suffix_keys[at, :, self._steps - 1], suffix_values[at, :, self._steps - 1] = key, value
-        seen = slice(0 if window is None else max(0, self._steps - window), self._steps)
-        keys, values = self._shared[layer]
-        q = query.view(groups, width, heads, -1, size)
-        repeats, longest = q.shape[3], keys.shape[2]
-        of_prompt = q.transpose(1, 2).reshape(groups, heads, width * repeats, size) @ keys.transpose(-1, -2)
-        of_suffix = q.reshape(-1, heads, repeats, size) @ suffix_keys[:, :, seen].transpose(-1, -2)
-        of_prompt = of_prompt.view(groups, heads, width, repeats, longest)
+        for cache, states in zip(self._suffixes[layer], (key, value), strict=True):
+            cache[:, at, steps - 1] = states.transpose(0, 1)
+        seen = slice(0 if window is None else max(0, steps - window), steps)
+        suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, seen]
+        keys, values = self._shared[layer].flatten(1, 2)
+        longest = keys.shape[1]
+        # Heads come first, so that the slots of a group follow each other for each head.
+        query = _in_slots(query, rows, slots.count).view(slots.count, heads, -1, size).transpose(0, 1).contiguous()
+        of_prompt, of_suffix = (
+            torch.baddbmm(self._none, queries, stored.transpose(1, 2), beta=0, alpha=scale)
+            for queries, stored in ((query.view(heads * groups, -1, size), keys), (query.flatten(0, 1), suffix_keys))
+        )
         if (bias := self._bias_of(window)) is not None:
-            of_prompt += bias
-        of_suffix = of_suffix.view(groups, width, heads, repeats, -1)
-        scores = torch.cat([of_prompt, of_suffix.transpose(1, 2)], dim=-1)
+            of_prompt.view(heads, groups, -1, longest).add_(bias)
+        scores = torch.cat([of_prompt.view(len(suffix_keys), -1, longest), of_suffix], dim=-1)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-        from_prompt = weights[..., :longest].flatten(2, 3) @ values
-        from_suffix = weights[..., longest:].transpose(1, 2).flatten(0, 1) @ suffix_values[:, :, seen]
-        from_prompt = from_prompt.view(groups, heads, width, repeats, size).transpose(1, 2)
-        attended: Tensor = from_suffix.view(from_prompt.shape).add_(from_prompt).view(slots.count, -1)
+        from_prompt = weights.view(heads * groups, -1, weights.shape[-1])[..., :longest].bmm(values)
+        attended = from_prompt.view(query.flatten(0, 1).shape).baddbmm_(weights[..., longest:], suffix_values)
+        attended = attended.view(query.shape).transpose(0, 1).reshape(slots.count, -1)
         return attended if rows is None else attended[rows]
 
     def _bias_of(self, window: int | None) -> Tensor | None:
@@ -162,17 +157,20 @@ class LeanDecoder:
         return self._biases[window]
 
     def _bias(self, window: int | None) -> Tensor:
-        """Return 0 for the keys of the prompt in the window of the newest tokens, else -inf, `[G, 1, 1, 1, L]`."""
+        """Return 0 for the keys of the prompt in the window of the newest tokens, else -inf, `[G, 1, L]`."""
         keys, lengths = torch.arange(self._longest, device=self._lengths.device), self._group_lengths[:, None]
         hidden = keys >= lengths
         if window is not None:
             hidden |= keys < lengths + self._steps - window
         zeros = torch.zeros(hidden.shape, dtype=self._cos.dtype, device=hidden.device)
-        return zeros.masked_fill_(hidden, -torch.inf)[:, None, None, None]
+        return zeros.masked_fill_(hidden, -torch.inf)[:, None]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, ids: Tensor, at: Tensor, attention: Attention, reads: Tensor | None = None) -> Tensor:
+        x, rotary = self._backbone.embed_tokens(ids), (self._cos[at], self._sin[at])
+        if self._packed is not None:
+            return self._packed.logits(x, rotary, attention, reads)
         head = self.model.get_output_embeddings()
-        return linear(hidden, head.weight, head.bias)
+        return linear(llama_forward(self._backbone, x, rotary, attention, reads=reads), head.weight, head.bias)
 
 
 class Slots:
@@ -237,7 +235,7 @@ class _Grid:
 
 def _attend_prompts(
     grid: _Grid,
-    cache: Sequence[tuple[Tensor, Tensor]],
+    cache: Sequence[Tensor],
     layer: int,
     query: Tensor,
     key: Tensor,

@@ -138,7 +138,6 @@ class LocalChatModel(NeverCopied):
         """Move the weights to the CPU; the next `reply` moves them back."""
         with self._lock:
             if self._sampler is not None and self.model.device.type != "cpu":
-                self._sampler.close()  # frees the joined weights of its decoder
                 self.model.to("cpu")
 
     def wake(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gym_rm.engine.backbones.llama import llama_code
 from gym_rm.engine.loading.trial import FAILURES, tolerance_of, trial_sequences
@@ -96,7 +97,7 @@ class LocalSampler:
         training = self.model.training
         self.model.eval()
         try:
-            decoder = self._choose_decoder()
+            decoder = copy.copy(self._choose_decoder())  # whose caches and packed weights end here
             for wave in (order[start : start + size] for start in range(0, len(order), size)):
                 if time.monotonic() > deadline:
                     break
@@ -227,7 +228,7 @@ class LocalSampler:
         if lean_obstacle(self.model) is None:
             decoders.insert(0, LeanDecoder(self.model))
         for decoder in decoders:
-            difference = trial(self.model, decoder)
+            difference = trial(self.model, copy.copy(decoder))
             if difference <= tolerance_of(str(self.model.dtype).removeprefix("torch.")):
                 self._decoder = decoder
                 return decoder
@@ -275,10 +276,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     rows, vocabulary = logits.shape
     block = 2 ** round(math.log2(max(vocabulary, 2)) / 2)
     blocks = -(-vocabulary // block)
-    scaled = logits.float() if temperature == 1 else logits.float() / temperature
-    scaled = scaled - scaled.amax(-1, keepdim=True)
-    weights = torch.zeros(rows, blocks * block, device=logits.device)
-    torch.exp(scaled, out=weights[:, :vocabulary])
+    weights = pad((logits.float() / temperature).softmax(-1), (0, blocks * block - vocabulary))
     weights = weights.view(rows, blocks, block)
     sums = weights.sum(-1).double()
     upper = sums.cumsum(-1)
@@ -290,7 +288,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     inner = weights[torch.arange(rows, device=logits.device), at[:, 0]].double().cumsum(-1)
     within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
     token = (at * block + within).clamp_(max=vocabulary - 1)
-    log_prob = scaled.gather(1, token).double() - total.log()
+    log_prob = weights.view(rows, -1).gather(1, token).double().log() - total.log()
     return token[:, 0], log_prob[:, 0].float()
 
 
