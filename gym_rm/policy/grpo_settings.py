@@ -158,7 +158,7 @@ class PolicyOptimizerSettings(OptimizerSettings):
     epochs: PositiveInt = 1
     """Number of times that an update uses each completion."""
     max_num_batched_tokens: PositiveInt | None = None
-    """Most tokens in one forward and backward pass, counted once where completions share them; null for 4,096 on a CPU
+    """Most tokens in one forward and backward pass, counted once where completions share them; null for 2,048 on a CPU
     and 16,384 on a GPU."""
     tree: Flag = True
     """Compute shared prompts once (token trees); false pads instead."""

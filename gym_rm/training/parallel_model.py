@@ -32,7 +32,7 @@ from gym_rm.training.optimizers import (
 from gym_rm.training.reward_model_settings import OptimizerSettings
 
 Batch = TypeVar("Batch")
-TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # token budget of a pass if none is set
+TOKENS_ON_CPU, TOKENS_ON_GPU = 2048, 16_384  # token budget of a pass if none is set; more leave the cache of a CPU
 
 
 class ParallelModel:

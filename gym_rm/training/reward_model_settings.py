@@ -92,7 +92,7 @@ class BatchSettings(Config):
     batch_size: PositiveInt = 64
     """Number of comparisons in a step, over all processes."""
     max_num_batched_tokens: PositiveInt | None = None
-    """Maximum number of tokens in one forward and backward pass, counted once where replies share them; null for 4,096
+    """Maximum number of tokens in one forward and backward pass, counted once where replies share them; null for 2,048
     on a CPU and 16,384 on a GPU. A comparison that is larger runs alone."""
     shuffle: Flag = True
     """Read the comparisons in a new random order every epoch. The first step then has the longest ones, so that a

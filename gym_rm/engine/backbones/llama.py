@@ -24,6 +24,7 @@ from transformers.activations import ACT2FN
 
 from gym_rm.engine.backbones.batch_invariance import current_context, plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
+from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -124,6 +125,7 @@ def llama_forward(
     *,
     reads: Tensor | None = None,
     checkpointing: bool = False,
+    onednn: bool = False,
 ) -> Tensor:
     """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
 
@@ -134,10 +136,12 @@ def llama_forward(
         attention: what the tokens attend to.
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
+        onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
     """
     context = current_context()
     if context is None:
-        return _forward(backbone, x, rotary, attention, _call, reads, checkpointing)
+        call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
     try:
@@ -147,6 +151,14 @@ def llama_forward(
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if function is linear and can_pack(args[1]) and len(args[0]):
+        return onednn_linear(*args)
+    if function is plus_linear and can_pack(args[2]) and len(args[0]):
+        return onednn_linear(args[1], args[2], plus=args[0])
     return function(*args, **kwargs)
 
 

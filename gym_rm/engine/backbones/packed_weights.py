@@ -10,32 +10,50 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST_BYTES = 2**32  # of a model's weights: packed weights take the same memory again
 
 
-class PackedLinear(torch.autograd.Function):
-    """The product of `PackedWeights`, with gradients; the backward packs the transposed weight for itself."""
+class OneDNNLinear(torch.autograd.Function):
+    """A product with a weight as it is or packed; the gradient of x is a product of oneDNN too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, *added: Tensor | None) -> Tensor:
-        """Return the product; keeps x."""
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None, plus: Tensor | None
+    ) -> Tensor:
+        """Return the product; keeps x and the weight."""
         ctx.save_for_backward(x, weight)
-        return _product(x, packed, *added)
+        return _product(x, packed, bias, plus)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, of the weight, of the bias and of what was added."""
-        (x, weight), grad = ctx.saved_tensors, grads[0].contiguous()
+        (x, weight), grad = ctx.saved_tensors, grads[0]
         for_x, for_weight, _, for_bias, for_plus = ctx.needs_input_grad
         return (
-            _product(grad, torch.ops.mkldnn._reorder_linear_weight(weight.t())) if for_x else None,
+            _product(grad, weight.t()) if for_x else None,
             grad.t() @ x if for_weight else None,
             None,
             grad.sum(dim=0) if for_bias else None,
             grad if for_plus else None,
         )
+
+
+def onednn_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None, packed: Tensor | None = None
+) -> Tensor:
+    """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]` with T > 0, weight `[N, K]`, plus `[T, N]`.
+
+    Without `packed`, oneDNN packs the parts of the weight that it is at: slower for few rows only.
+    """
+    packed = weight if packed is None else packed
+    if not torch.is_grad_enabled():
+        return _product(x, packed, bias, plus)
+    product: Tensor = OneDNNLinear.apply(x, weight, packed, bias, plus)  # type: ignore[no-untyped-call]
+    return product
 
 
 class PackedWeights:
@@ -63,11 +81,7 @@ class PackedWeights:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None) -> Tensor:
         """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]`, weight `[N, K]`, plus `[T, N]`."""
-        packed = self._of(weight)
-        if not torch.is_grad_enabled():
-            return _product(x, packed, bias, plus)
-        product: Tensor = PackedLinear.apply(x, weight, packed, bias, plus)  # type: ignore[no-untyped-call]
-        return product
+        return onednn_linear(x, weight, bias, plus=plus, packed=self._of(weight))
 
     def _of(self, weight: Tensor) -> Tensor:
         state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
