@@ -49,14 +49,14 @@ class TileGroup:
 
     Attributes:
         count: N.
-        queries: int64 `[N * height]`, query in each row; any query in rows without one.
-        keys: int64 `[N * keys]`, tokens of each tile's keys; a slice if they follow each other, as do the queries.
-        filled: int64, the rows that have a query; None if all do.
+        queries: int64 `[N * height * H]`, head of a query in each row of a key head; any query in rows without one.
+        keys: int64 `[N * keys]`, tokens of each tile's keys; a slice if they follow each other.
+        filled: int64, the rows of tiles that are kept; None if all are.
         mask: float `[1 or N, 1, height, keys]`, 0 for keys that a query attends to, -inf for others; None for all keys.
     """
 
     count: int
-    queries: Tensor | slice
+    queries: Tensor
     keys: Tensor | slice
     filled: Tensor | None
     mask: Tensor | None
@@ -68,12 +68,14 @@ class Part:
 
     Attributes:
         groups: the tiles of the queries that have the part.
-        places: int64 `[Q]`, place of each query in the filled rows of all tiles; the one after them for queries
+        places: int64 `[Q * H]`, place of each head of a query in the rows of all tiles; after them for queries
             without the part. Queries after those of the tree have any place.
+        lacking: whether a query lacks the part.
     """
 
     groups: list[TileGroup]
     places: Tensor
+    lacking: bool
 
 
 class TreeAttention:
@@ -111,7 +113,7 @@ class TreeAttention:
         self.slots = to_device(self.pages.tokens.reshape(-1), device) if self.use_flex else torch.empty(0)
         self.num_rows = current_rows().padded(len(tree))
         self.num_calls = 0
-        self._parts: dict[tuple[int | None, bool, int], list[Part]] = {}
+        self._parts: dict[tuple[int | None, bool, tuple[int, int, int]], list[Part]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def __call__(
@@ -150,32 +152,35 @@ class TreeAttention:
             at = None if rows is None else to_device(with_padding(rows, query.shape[2]), self.device)
             mask = self.block_mask(window)
             return attend_with_flex(query, key, value, self.slots, mask, scaling, softcap=softcap, sinks=sinks, rows=at)
-        heads = key.shape[1]
-        # Query heads that share a key head are rows of one product.
-        q = query[0].transpose(0, 1).reshape(query.shape[2], heads, -1, query.shape[3]).transpose(1, 2).contiguous()
-        k, v = (states[0].transpose(0, 1) for states in (key, value))
+        heads, size = query.shape[1], value.shape[3]
+        q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
         options = Options(scaling, softcap, dropout)
         attended: list[Tensor] = []
         shares: list[Tensor] = []
-        for part in self.parts(window, query.shape[2], only_reads=only_reads):
+        for part in self.parts(window, (query.shape[2], heads, key.shape[1]), only_reads=only_reads):
             outputs, sums = zip(*(_attend_tiles(q, k, v, group, options) for group in part.groups), strict=True)
-            none = outputs[0].new_zeros(1, *outputs[0].shape[1:])
-            attended.append(torch.cat([*outputs, none]).index_select(0, part.places))
-            nothing = sums[0].new_full((1, *sums[0].shape[1:]), -torch.inf)
-            shares.append(torch.cat([*sums, nothing]).index_select(0, part.places))
+            if part.lacking:
+                outputs = (*outputs, outputs[0].new_zeros(1, size))
+                sums = (*sums, sums[0].new_full((1,), -torch.inf))
+            output, total = (each[0] if len(each) == 1 else torch.cat(each) for each in (outputs, sums))
+            attended.append(output.index_select(0, part.places).view(-1, heads, size))
+            shares.append(total.index_select(0, part.places).view(-1, heads))
         if sinks is not None:
-            shares.append(sinks.to(shares[0].dtype).view(heads, -1).t().expand_as(shares[0]))
+            shares.append(sinks.to(shares[0].dtype).expand_as(shares[0]))
         result = attended[0]
         if len(shares) > 1:
             weights = softmax(torch.stack(shares, dim=-1), dim=-1).to(result.dtype)
-            result = result * weights[..., :1]
+            result = result * weights[..., :1] if torch.is_grad_enabled() else result.mul_(weights[..., :1])
             for number, other in enumerate(attended[1:], start=1):
                 result = result.addcmul_(other, weights[..., number, None])
-        return result.transpose(1, 2).flatten(1, 2).unsqueeze(0)
+        return result.unsqueeze(0)
 
-    def parts(self, window: int | None, num_queries: int, *, only_reads: bool = False) -> list[Part]:
-        """Return the parts of the computed tokens' keys, or only of the tokens at `tree.read_indices`."""
-        key = (window, only_reads, num_queries)
+    def parts(self, window: int | None, shape: tuple[int, int, int], *, only_reads: bool = False) -> list[Part]:
+        """Return the parts of the computed tokens' keys, or only of the tokens at `tree.read_indices`.
+
+        `shape` is the number of queries, of their heads, and of the heads of keys.
+        """
+        key = (window, only_reads, shape)
         if key in self._parts:
             return self._parts[key]
         computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
@@ -185,7 +190,7 @@ class TreeAttention:
             self._part(
                 tiles,
                 len(queries),
-                num_queries,
+                shape,
                 [self._mask(each, queries, window, own=tiles is own) for each in tiles],
             )
             for tiles in (own, *shared)
@@ -193,27 +198,33 @@ class TreeAttention:
         ]
         return self._parts[key]
 
-    def _part(self, tiles: list[Tiles], num_computed: int, num_queries: int, masks: list[Tensor | None]) -> Part:
+    def _part(
+        self, tiles: list[Tiles], num_computed: int, shape: tuple[int, int, int], masks: list[Tensor | None]
+    ) -> Part:
+        num_queries, heads, key_heads = shape
+        by_key_head = np.arange(heads).reshape(key_heads, -1).T  # query heads that share a key head are rows
         groups = []
-        order = []
+        places = np.full(num_queries, -1)
+        start = 0
         for each, mask in zip(tiles, masks, strict=True):
             rows = each.queries.reshape(-1)
-            filled = np.flatnonzero(rows >= 0)
-            order.append(rows[filled])
+            chosen = np.flatnonzero(rows >= 0)
+            few = each.queries.shape[1] < self.pages.size  # most rows are empty
+            places[rows[chosen]] = start + (np.arange(len(chosen)) if few else chosen)
+            start += len(chosen) if few else len(rows)
             groups.append(
                 TileGroup(
                     len(each.queries),
-                    self._index(np.maximum(rows, 0)),
+                    to_device((np.maximum(rows, 0)[:, None, None] * heads + by_key_head).reshape(-1), self.device),
                     self._index(self.pages.tokens[each.pages].reshape(-1)),
-                    None if len(filled) == len(rows) else to_device(filled, self.device),
+                    to_device(chosen, self.device) if few else None,
                     mask,
                 )
             )
-        places = np.zeros(num_queries, dtype=np.int64)
-        found = np.concatenate(order)
-        places[:num_computed] = len(found)
-        places[found] = np.arange(len(found))
-        return Part(groups, to_device(places, self.device))
+        lacking = bool((places[:num_computed] < 0).any())
+        of_heads = np.arange(heads).reshape(-1, key_heads).T.reshape(-1)
+        found = np.where(places[:, None] < 0, start * heads if lacking else 0, places[:, None] * heads + of_heads)
+        return Part(groups, to_device(found.reshape(-1), self.device), lacking)
 
     def _mask(self, tiles: Tiles, queries: IntArray, window: int | None, *, own: bool) -> Tensor | None:
         """Return the mask of tiles; None if every query attends to all keys."""
@@ -259,26 +270,30 @@ class Options:
 def _attend_tiles(
     query: Tensor, key: Tensor, value: Tensor, group: TileGroup, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Return the output `[rows, G, H_kv, D]` of a group's filled rows, and the log of their weights' sum.
+    """Return the output `[rows * H, D]` of a group's kept rows, and the log of the sum of their weights `[rows * H]`.
 
     Args:
-        query: `[T, G, H_kv, D]`, with the G query heads of each key head.
+        query: `[T, H, D]`.
         key, value: `[T, H_kv, D]`.
         group, options: the tiles; scale, soft cap and dropout.
     """
-    repeats, heads = query.shape[1:3]
-    q = _at(query, group.queries).reshape(group.count, -1, heads, query.shape[3]).transpose(1, 2)
+    heads = key.shape[1]
+    tiles = query.reshape(-1, query.shape[2]).index_select(0, group.queries)
+    q = tiles.view(group.count, -1, heads, query.shape[2]).transpose(1, 2)
     k, v = (_at(each, group.keys).reshape(group.count, -1, *each.shape[1:]).transpose(1, 2) for each in (key, value))
-    mask = None if group.mask is None else group.mask.to(query.dtype).repeat_interleave(repeats, dim=2)
+    mask = None if group.mask is None else group.mask.to(query.dtype).repeat_interleave(query.shape[1] // heads, dim=2)
     plain = options.softcap is None and not options.dropout and k.shape[3] == v.shape[3] and not torch.is_grad_enabled()
     if plain:
         output, sums = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=options.scaling)
     else:
         output, sums = _eager(q, k, v, mask, options)
-    output, sums = (
-        each.transpose(1, 2).reshape(-1, repeats, *each.shape[1:2], *each.shape[3:]) for each in (output, sums)
-    )
-    return (output, sums) if group.filled is None else (output[group.filled], sums[group.filled])
+    output, sums = output.transpose(1, 2).reshape(-1, value.shape[2]), sums.transpose(1, 2).reshape(-1)
+    if group.filled is not None:
+        output, sums = (
+            each.view(-1, query.shape[1], *each.shape[1:]).index_select(0, group.filled).flatten(0, 1)
+            for each in (output, sums)
+        )
+    return output, sums
 
 
 def _at(states: Tensor, index: Tensor | slice) -> Tensor:
