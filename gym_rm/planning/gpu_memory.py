@@ -13,12 +13,13 @@ from gym_rm.planning.plan_request import Choice, Component, StepWorkload
 from gym_rm.planning.quantities import Basis
 
 KV_PAGE = 16  # tokens, of vLLM
-STAYS = ("weights", "adapters", "optimizer", "libraries", "files")  # while other components work
+STAYS = ("weights", "packed weights", "adapters", "optimizer", "libraries", "files")  # while other components work
 STATES = {"adamw": 8.0, "adamw_8bit": 2.0, "sgd": 0.0}  # bytes for a parameter with float32 states
 NCCL = 392 * MIB  # AIConfigurator 0.12, nccl_mem over 4 GPUs or more
 # AIConfigurator 0.12, _get_memory_usage: bytes of activations / (2 * tokens * heads * head_dim), over 1, 2, 4, 8 GPUs
 VLLM_ACTIVATIONS, VLLM_EXPERTS = (11.0, 6.5, 5.0, 5.0), (22.0, 13.0, 10.0, 10.0)
 LOGITS_NO_GRAD, LOGITS_KEPT, LOGITS_BACKWARD = 3.1, 1.05, 3.0  # copies; torch.profiler over Policy.log_probs
+PACKED_AT_MOST = 2.0**32  # bytes of a model's weights; of gym_rm.engine.backbones.packed_weights
 SAMPLING = 6.3  # copies of the last logits; torch.profiler over transformers' generate
 BRANCH_PLACES = 48  # places in pages that a branch of a tree leaves empty or copies, 1.5 pages
 CUDA_FRAGMENTATION = 0.05  # share of the tensors; nobody has published one
@@ -141,6 +142,13 @@ class _Estimate:
         whole = self.weights().bytes + self.spared()
         return [self.item("files", size * whole, "files of weights that were converted or stacked")]
 
+    def packed_weights(self) -> list[MemoryItem]:
+        """Return copies of the matrices in the format of oneDNN, with which products in float32 run on a CPU."""
+        matrices = sum((layer.attention + (0 if layer.experts else layer.mlp)) * n for layer, n in self.shape.layers)
+        if not self.cpu or self.size < 4 or self.component.quantization or self.weights().bytes > PACKED_AT_MOST:
+            return []
+        return [self.item("packed weights", 4.0 * matrices / self.tp, "matrices x 4 bytes")]
+
     def shared(self) -> list[MemoryItem]:
         """Return what comes with the work: code on a CPU, buffers of NCCL and gathered layers on several GPUs."""
         items = []
@@ -158,7 +166,8 @@ class _Estimate:
     # --- scoring and log-probabilities --------------------------------------------------------------------------
 
     def inference(self) -> ComponentMemory:
-        working = (self.weights(), *self.mapped_files(), *self.shared())
+        packed = self.packed_weights() if self.component.role is Role.REWARD_MODEL else []
+        working = (self.weights(), *packed, *self.mapped_files(), *self.shared())
         instants = [self.no_grad()]
         if self.component.quantization is not None:
             text = "weights as they are read, before they are quantized"
@@ -320,6 +329,6 @@ class _Estimate:
         text = "logits of the last tokens, and what sampling makes of them"
         logits = self.item("logits", SAMPLING * seqs * shape.vocabulary * 4.0, text)
         instants = (self.instant("prefill", prefill, logits), self.instant("decode", decode, logits))
-        stays = tuple(self.shared())
+        stays = (*self.packed_weights(), *self.shared())
         cache = self.cache(self.length, seqs, "keys and values of every conversation at its longest")
         return ComponentMemory(stays, (cache, *stays), ((Phase.GENERATE, instants),))

@@ -275,8 +275,10 @@ def test_a_gpu_reserves_no_more_than_its_tensors_and_a_twentieth() -> None:
 
 
 def test_constants_of_the_engine_are_those_of_the_engine() -> None:
-    from gym_rm.engine.backbones import batch_invariance, tree_attention
+    from gym_rm.engine.backbones import batch_invariance, packed_weights, tree_attention
+    from gym_rm.planning import gpu_memory
 
     assert activations.PAGE_SIZE == tree_attention.PAGE_SIZE
     assert activations.PAGES_AT_ONCE == tree_attention.PAGES_AT_ONCE
+    assert gpu_memory.PACKED_AT_MOST == packed_weights.MOST_BYTES
     assert batch_invariance.TESTED_ROWS["cpu"] == activations.TESTED_ROWS
