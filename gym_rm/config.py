@@ -6,13 +6,9 @@ so that an unknown or invalid setting gets the same error everywhere.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import json
 import os
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +39,9 @@ class Config(pydantic.BaseModel):
         Optimizer(learning_rate=0.0003)
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True, use_attribute_docstrings=True
+    )
 
 
 def one_of(kinds: Callable[[Any], str], **schemas: Any) -> Any:
@@ -201,27 +199,12 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
         >>> settings_of(Optimizer)
         [Setting(name='learning_rate', type='float or null', default='0.001', text='')]
     """
-    settings, texts = [], _docstrings(schema)
+    settings = []
     for name, field in schema.model_fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else json.dumps(to_plain(default))
-        settings.append(Setting(name, _type_name(field.annotation), shown, texts.get(name, "")))
+        settings.append(Setting(name, _type_name(field.annotation), shown, " ".join((field.description or "").split())))
     return settings
-
-
-def _docstrings(schema: type[pydantic.BaseModel]) -> dict[str, str]:
-    """Return the docstrings under fields, from the source; `use_attribute_docstrings` would parse it at import."""
-    texts = {}
-    for parent in reversed(schema.__mro__[: -len(pydantic.BaseModel.__mro__)]):
-        try:
-            source = textwrap.dedent(inspect.getsource(parent))
-        except OSError:  # typed at a prompt
-            continue
-        for field, after in itertools.pairwise(ast.parse(source).body[0].body):  # type: ignore[attr-defined]
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    texts[name] = " ".join(text.split())
-    return texts
 
 
 # --- values ------------------------------------------------------------------------------------------------------
