@@ -373,3 +373,20 @@ def executor_of():
         return executor, executor.load(LoadSpec(tiny_models.reward_model(architecture), ModuleHead("score")))
 
     return load
+
+
+# --- threads
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"hidden_size": 44, "intermediate_size": 77, "head_dim": 10}], ids=["even", "odd"]
+)
+def test_scores_have_the_same_bits_with_any_number_of_threads(sizes, some, threads):
+    model = tiny_models.reward_model("qwen3", **sizes)
+    scores = []
+    for number in (1, 2, 4, 8):
+        threads(number)
+        scorer = gym_rm.RewardModelScorer(model, tiny_models.tokenizer("chatml"))
+        scores.append([*scorer.score(some).rewards, *scorer.score(some[:1]).rewards])
+        assert scorer.provenance.batch_invariance == "bit-equal"
+    assert scores == [scores[0]] * 4

@@ -7,6 +7,7 @@ import tiny_models
 import torch
 import transformers
 
+from gym_rm.engine.backbones.batch_invariance import LADDER
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.model_info import CPU_BATCHED_TOKENS
@@ -64,7 +65,7 @@ def test_load_returns_the_properties_of_the_model(model):
         attention="sdpa",
         tried_length=113,
         batch_invariance="bit-equal",
-        rows="multiples of 16",
+        rows=str(LADDER["cpu"][0]),
     )
 
 
@@ -251,3 +252,15 @@ def test_scores_on_a_gpu_equal_those_on_the_cpu(architecture, saved_model, real_
     expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations)
     scorer = gym_rm.load_scorer(saved_model(architecture), dtype="float32", device="cuda")
     np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=1e-3)
+
+
+# --- packed weights
+
+
+def test_a_change_through_data_is_seen_in_a_model_that_was_passed_in(model):
+    executor, batches = executor_of(model), trees()
+    before = values_of(executor, batches)
+    model.model.layers[0].mlp.up_proj.weight.data.mul_(2)
+    after = values_of(executor, batches)
+    assert not np.array_equal(before, after)
+    assert np.array_equal(after, values_of(executor_of(model), batches))

@@ -31,6 +31,25 @@ def test_real_conversations_have_the_ids_of_transformers(style, gsm8k_groups, hh
         assert rendered.input_ids.tolist() == ids
 
 
+@each_style
+@given(
+    texts=st.lists(st.text(max_size=9), min_size=1, max_size=5),
+    replies=st.lists(st.text(max_size=20), min_size=3, max_size=4),
+)
+@settings(max_examples=25)
+def test_texts_that_share_most_of_their_parts_have_the_ids_of_each_alone(style, texts, replies):
+    renderer = renderer_of(style)
+    turns = [(user if k % 2 == 0 else assistant)(f"{text} and more than a reply has") for k, text in enumerate(texts)]
+    turns = turns[: len(turns) - 1 + len(turns) % 2]
+    conversations = [[*turns, assistant(reply or "-")] for reply in replies]
+    for together, conversation in zip(renderer.encode(conversations), conversations, strict=True):
+        (alone,) = renderer.encode([conversation])
+        if isinstance(alone, ConversationError):
+            assert str(together) == str(alone)
+        else:
+            assert together.input_ids.tolist() == alone.input_ids.tolist()
+
+
 def test_text_pairs_have_the_ids_of_transformers(hh_pairs):
     conversations = [conversation for pair in hh_pairs[::20] for conversation in pair]
     for style in ("bert", "roberta"):
