@@ -146,7 +146,8 @@ class LocalExecutor:
             )
         model = self._loaded()
         assert self._spec is not None
-        if not all(isinstance(source, ModelFiles) for source in self._spec.sources):
+        borrowed = not all(isinstance(source, ModelFiles) for source in self._spec.sources)
+        if borrowed:
             self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
@@ -166,6 +167,8 @@ class LocalExecutor:
                     _free_memory()  # after the except block, when the failed forward's tensors are released
             none = np.empty((0, model.num_values), dtype=np.float32)
             stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
+        if borrowed:
+            self._forget_packed_weights()  # torch refuses to swap parameters that something refers to
         start = 0
         for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
             if result.error is None:
