@@ -297,7 +297,8 @@ def _attend_tiles(
 
 
 def _at(states: Tensor, index: Tensor | slice) -> Tensor:
-    return states[index] if isinstance(index, slice) else states.index_select(0, index)
+    found = states[index] if isinstance(index, slice) else states.index_select(0, index)
+    return found if found.stride(-1) == 1 else found.contiguous()  # torch's kernel takes it for granted
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:

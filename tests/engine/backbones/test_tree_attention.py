@@ -191,6 +191,15 @@ def test_the_output_of_a_query_has_the_same_bits_in_every_tree(kind, dtype, data
             assert torch.equal(output, together[path])
 
 
+def test_numbers_of_a_head_may_be_apart_in_memory():
+    """As after the columns of a product were gathered from several ranks."""
+    tree = tree_of([sequence(range(100))])
+    query, key, value = states(tree)
+    apart = [each.transpose(2, 3).contiguous().transpose(2, 3) for each in (query, key, value)]
+    with torch.inference_mode():
+        assert torch.equal(attend_in(tree, *apart), attend_in(tree, query, key, value))
+
+
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.1, 0.9), window=st.sampled_from([None, 16]))
 def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share, window):
