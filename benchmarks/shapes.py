@@ -174,6 +174,7 @@ def main() -> None:
     console = Console(width=160)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     values: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         models = {size: workloads.reward_model(size, len(tokenizer)) for size in dict.fromkeys((args.size, "1M"))}
         for size, model in models.items():
@@ -229,12 +230,12 @@ def main() -> None:
                 process = Side(side, sides[side], folders, args.threads)
                 peaks[side] = process.ask(args.size, file)["MiB"]
                 process.end()
-            values[MEMORY] = {"MiB": peaks}
+            memory[MEMORY] = {"MiB": peaks}
             console.print(
                 f"{MEMORY}: peak memory grows by " + ", ".join(f"{mib:.0f} MiB ({side})" for side, mib in peaks.items())
             )
     console.print(table)
-    results.save(args.save, values)
+    results.save(args.save, {"time": values, "memory": memory})
 
 
 if __name__ == "__main__":
