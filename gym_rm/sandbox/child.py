@@ -108,10 +108,12 @@ class Child:
 
     def is_asleep(self) -> bool:
         """Return whether no thread runs, waits for a processor or a disk, or is stopped. True where none can tell."""
-        states = []
-        for path in Path(f"/proc/{self.find_interpreter()}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):  # a thread that has ended
-                states.append(path.read_bytes().rpartition(b")")[2].split()[0])
+        states: list[bytes] = []
+        threads = Path(f"/proc/{self.find_interpreter()}/task")
+        with contextlib.suppress(OSError):  # a process that has ended
+            for thread in os.listdir(threads):
+                with contextlib.suppress(OSError):  # a thread that has ended
+                    states.append((threads / thread / "stat").read_bytes().rpartition(b")")[2].split()[0])
         return not any(state in (b"R", b"D", b"T", b"t") for state in states)
 
     def poll(self) -> int | None:

@@ -190,6 +190,11 @@ def test_a_session_killed_from_outside_says_so(session):
     assert session.execute("import time; time.sleep(20)").status == "killed"
 
 
+def test_a_process_that_has_ended_is_asleep(session):
+    session._child.kill()
+    assert session._child.is_asleep()
+
+
 def test_the_interpreter_does_not_share_the_terminal(session):
     started = session._child.process.pid
     assert os.getsid(inner_pid(started)) == os.getsid(started) == started
