@@ -22,7 +22,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/gym-rm demo
 
-test: $(VENV)/dev ## run the tests that take less than ten seconds each; those that need an extra skip if it is not installed
+test: $(VENV)/dev ## run the tests that take less than five seconds or so each; those that need an extra skip if it is not installed
 	@rm -f $(VENV)/passed-tests
 	$(VENV)/bin/python $(PYTEST) --dist loadfile -m 'not slow' --passed-tests=$(VENV)/passed-tests
 

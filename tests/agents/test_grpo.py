@@ -192,6 +192,7 @@ def test_the_script_prints_a_table_and_saves_the_run(tmp_path):
     assert yaml.safe_load((folder / "settings.yaml").read_text())["steps"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_after_an_interrupt_the_same_command_resumes(tmp_path, children_hear_sigint):
     process = run_script(*SMALL, "steps=100000", f"output={tmp_path}")

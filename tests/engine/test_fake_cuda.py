@@ -189,6 +189,7 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
     return executor
 
 
+@pytest.mark.slow
 def test_the_whole_trial_runs_on_the_gpu(gpu):
     """Of fake values, none depends on its position, so that no tree is accepted."""
     info = LocalExecutor().load(LoadSpec(rewards(FUSED[0]), HEAD))

@@ -244,6 +244,7 @@ def test_every_offered_fix_fits(request):
         pass
 
 
+@pytest.mark.slow
 def test_a_broken_rule_and_a_step_time_out_of_reach_are_mended_together():
     request = {**GRPO, "step_seconds": 0.1, "workload": {"group_size": 1}}
     with pytest.raises(Infeasible) as error:

@@ -64,7 +64,14 @@ def state_of(model):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("architecture", "fuse"), [("qwen3", True), ("qwen3", False), ("bert", False)])
+@pytest.mark.parametrize(
+    ("architecture", "fuse"),
+    [
+        ("qwen3", True),
+        pytest.param("qwen3", False, marks=pytest.mark.slow),
+        pytest.param("bert", False, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupt_at_any_moment_is_raised_and_leaves_nothing_behind(architecture, fuse):
     model = tiny_models.reward_model(architecture, vocab_size=400, num_hidden_layers=1).train()
     scorer = gym_rm.RewardModelScorer(model, tiny_models.tokenizer())

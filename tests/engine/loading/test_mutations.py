@@ -45,7 +45,7 @@ def load(architecture, *, use_flex, dtype=torch.float32, **config):
         return LocalExecutor().load(LoadSpec(model, HEAD))
 
 
-@pytest.mark.parametrize("use_flex", [False, True])
+@pytest.mark.parametrize("use_flex", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", MODELS)
 def test_without_a_mutation_the_tree_is_used(architecture, use_flex):
     info = load(architecture, use_flex=use_flex)
