@@ -252,8 +252,10 @@ class RolloutBatch:
         """Return what the policy sees of each conversation that is played, as token ids int32 `[P]`."""
         rows = np.flatnonzero(self.playing).tolist()
         prompts = self._renderer.prompts([self._conversations[row] for row in rows], [self._tools[row] for row in rows])
-        ends = self._tokenizer.batch_decode([prompt[-16:] for prompt in prompts], skip_special_tokens=False)
-        self._openings = dict(zip(rows, map(THINKING.opening, ends), strict=True))
+        ends = {prompt[-16:].tobytes(): prompt[-16:] for prompt in prompts}  # the rows of a group have the same
+        texts = self._tokenizer.batch_decode([*ends.values()], skip_special_tokens=False)
+        openings = dict(zip(ends, map(THINKING.opening, texts), strict=True))
+        self._openings = {row: openings[prompt[-16:].tobytes()] for row, prompt in zip(rows, prompts, strict=True)}
         return prompts
 
     def seeds(self) -> list[int]:
