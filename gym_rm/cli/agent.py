@@ -51,7 +51,7 @@ def demo(arguments: Arguments = None) -> None:
 
     It is gym-rm grpo --config demo; settings may follow, such as seed=2 output=outputs/demo.
     """
-    typer.echo("gym-rm grpo --config demo: starts in about five seconds")
+    typer.echo("gym-rm grpo --config demo (imports take a few seconds)")
     run_agent("grpo", ["--config", "demo", *(arguments or [])])
 
 
