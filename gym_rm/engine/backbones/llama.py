@@ -13,6 +13,7 @@ Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos an
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -31,6 +32,7 @@ MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 SILU = (nn.SiLU, type(ACT2FN["silu"]))
 PRODUCTS = (LowPrecisionLinear, RowParallelLinear)  # linear layers with a forward of the package
 LIBRARIES = ("transformers.", "torch.")  # whose modules this forward was written for
+MLP_ROWS = 512  # of x at once in an MLP on a CPU, to bound memory
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -143,9 +145,10 @@ def llama_forward(
         call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
         return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
+    at_once = MLP_ROWS if x.device.type == "cpu" and not torch.is_grad_enabled() else sys.maxsize
     torch._C._pop_torch_function_stack()
     try:
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, at_once)
     finally:
         torch._C._push_on_torch_function_stack(context)
 
@@ -170,23 +173,40 @@ def _forward(
     call: Call,
     reads: Tensor | None,
     checkpointing: bool,
+    at_once: int = sys.maxsize,
 ) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
             if checkpointing:
-                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, use_reentrant=False)
+                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, at_once, use_reentrant=False)
             else:
-                x = _layer(layer, number, x, rotary, attention, call, at)
+                x = _layer(layer, number, x, rotary, attention, call, at, at_once)
     return rms_norm(backbone.norm, x)
 
 
 def _layer(
-    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
+    layer: Any,
+    number: int,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    call: Call,
+    reads: Tensor | None,
+    at_once: int,
 ) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
-    x, mlp = _add_attention(layer, number, x, rotary, attention, call, reads), layer.mlp
+    x = _add_attention(layer, number, x, rotary, attention, call, reads)
+    if len(x) <= at_once:
+        return _add_mlp(layer, x, call)
+    for part in torch.split(x, at_once):
+        part.copy_(_add_mlp(layer, part, call))
+    return x
+
+
+def _add_mlp(layer: Any, x: Tensor, call: Call) -> Tensor:
+    mlp = layer.mlp
     inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
     gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
     return _add_product(x, silu_times(gate, up, call), mlp.down_proj, call)

@@ -35,7 +35,7 @@ from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
 PAGE_SIZE = 32  # positions in a page on a CPU; with larger pages, short branches copy more keys
-PAGES_AT_ONCE = 128  # maximum number of pages of keys in one product of several tiles, to bound memory
+PAGES_AT_ONCE = 32  # maximum number of pages of keys in one product of several tiles, to bound memory
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
