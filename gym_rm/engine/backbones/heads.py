@@ -204,7 +204,10 @@ def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
     device = next((tensor.device for tensor in state.values()), hidden.device)
     cast = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     with torch.autocast(hidden.device.type, enabled=False), infinities_as_nan(module):
-        values: Tensor = torch.func.functional_call(module, cast, (hidden.float().to(device),))
+        if all(cast[name] is tensor for name, tensor in state.items()):
+            values: Tensor = module(hidden.float().to(device))
+        else:
+            values = torch.func.functional_call(module, cast, (hidden.float().to(device),))
     return values
 
 

@@ -224,6 +224,7 @@ def _add_attention(
         x, rotary = x[reads], (rotary[0][reads], rotary[1][reads])
         inputs = _input(module.q_proj, normed[reads])
     query = rotate(_heads(module, "q", inputs, x.dtype, call), *rotary)
+    del normed, inputs  # attention needs the memory
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
     attended = attention(number, query, key, value, scale=module.scaling, window=window, only_reads=reads is not None)
