@@ -53,7 +53,7 @@ def of_update(folder: str, other: str) -> float:
 
     executor = local.LocalExecutor()
     with mock.patch.multiple(
-        local, agreeing_forwards=lambda *_: iter([PLAIN]), check_invariance=lambda *_, **__: PLAIN
+        local, agreeing_forwards=lambda *_, **__: iter([PLAIN]), check_invariance=lambda *_, **__: PLAIN
     ):  # slow
         executor.load(LoadSpec(open_checkpoint(LoadOptions(path=folder)), ModuleHead("score")))
     with growth() as largest:

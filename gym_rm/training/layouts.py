@@ -69,7 +69,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         return values(plan, forward).detach().cpu().numpy()
 
     def gradients(forward: Forward) -> list[Tensor]:
-        sequences = trial_sequences(model.config, candidate.length)
+        sequences = trial_sequences(model.config, candidate.length, candidate.page_size)
         plan = plan_layout(forward.layout, sequences, max_num_batched_tokens=10**6)
         read = values(plan, forward)[torch.from_numpy(plan.value_index)]
         factors = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(read.shape)).astype(np.float32))

@@ -19,7 +19,7 @@ from gym_rm.engine.executors import local
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
-from gym_rm.engine.loading.trial import Forward, invariance_sequences, trial_sequences
+from gym_rm.engine.loading.trial import Forward, trial_sequences
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
@@ -58,7 +58,9 @@ def policy(architecture):
 def batch_of(model, layout="tree"):
     """Five texts with shared prefixes as one batch, each read at its end; the batch has 5 reads."""
     plan = {"tree": plan_trees, "padded": plan_padded}[layout]
-    texts = [TokenSequence(each.input_ids, each.read_positions[-1:]) for each in trial_sequences(model.config, 24)[:5]]
+    texts = [
+        TokenSequence(each.input_ids, each.read_positions[-1:]) for each in trial_sequences(model.config, 24, 8)[:5]
+    ]
     (batch,) = plan(texts, max_num_batched_tokens=10**6).batches
     return batch
 
@@ -99,7 +101,7 @@ def test_products_of_these_rows_run_without_waits(gpu, rows):
 @pytest.mark.parametrize("architecture", FUSED)
 def test_the_prefix_cache_runs_without_waits(gpu, architecture):
     model, cache = rewards(architecture), PrefixCache(512)
-    watched, others = invariance_sequences(model.config, 44, 250)
+    *others, watched = trial_sequences(model.config)
     for sequences in ([watched], [watched, *others]):
         (batch,) = plan_trees(sequences, max_num_batched_tokens=10**6).batches
         hidden = hidden_states(model, batch, prefix_cache=cache)
@@ -174,7 +176,7 @@ def test_a_classifier_returns_float32_without_waits(gpu, architecture):
 def loaded(monkeypatch, model, layout="tree", readout=HEAD):
     """An executor whose trial runs, and then chooses the fastest forward of this layout: fake values agree."""
 
-    def choose(candidate, run):
+    def choose(candidate, run, *_, **__):
         chosen = Forward(layout, fuse=layout == "tree" and candidate.can_fuse)
         plan = {"tree": plan_trees, "padded": plan_padded}[layout]
         run(plan(trial_sequences(candidate.config), max_num_batched_tokens=10**6), chosen)

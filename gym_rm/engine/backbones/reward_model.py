@@ -46,8 +46,8 @@ class RewardModel(abc.ABC):
         return self.values(batch)
 
     def all_values(self, batch: Batch) -> Tensor:
-        """Return everything that must not depend on the batch: hidden states and values, `[R, ...]`."""
-        return torch.cat([self.trial_values(batch).float(), self.values(batch)], dim=1)
+        """Return everything that must not depend on the batch: values after the hidden states, `[R, ...]`."""
+        return self.values(batch)
 
 
 class HeadedDecoder(RewardModel):
@@ -106,6 +106,14 @@ class PolicyAndReference(RewardModel):
 
     def values(self, batch: Batch) -> Tensor:
         """Return the log-probabilities under policy and reference, `[R, 2]`."""
+        return torch.cat(self._states_and_values(batch)[1], dim=1)
+
+    def all_values(self, batch: Batch) -> Tensor:
+        """Return the hidden states of both models at the token before, and the log-probabilities."""
+        states, columns = self._states_and_values(batch)
+        return torch.cat([*(each.float().to(columns[0].device) for each in states), *columns], dim=1)
+
+    def _states_and_values(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
         earlier: Batch
         if isinstance(batch, TokenTree):
             before, tokens = batch.parents[batch.read_indices], batch.input_ids[batch.read_indices]
@@ -119,18 +127,13 @@ class PolicyAndReference(RewardModel):
             earlier = replace(batch, read_positions=read)
         targets = tokens.astype(np.int64)
         device = device_of(self.models[0])
-        columns = []
+        states, columns = [], []
         for decoder, logits in zip(self.decoders, self._logits, strict=True):
             hidden = decoder.hidden_states(earlier)
-            index = to_device(inverse.reshape(-1), hidden.device)
-            columns.append(logits.log_probabilities(hidden[index], to_device(targets, hidden.device)).to(device))
-        return torch.stack(columns, dim=1)
-
-    def trial_values(self, batch: Batch) -> Tensor:
-        """Return the hidden states of both models, concatenated."""
-        device = device_of(self.models[0])
-        states = [decoder.hidden_states(batch).float().to(device) for decoder in self.decoders]
-        return torch.cat(states, dim=1)
+            hidden = hidden[to_device(inverse.reshape(-1), hidden.device)]
+            columns.append(logits.log_probabilities(hidden, to_device(targets, hidden.device)).to(device)[:, None])
+            states.append(hidden)
+        return states, columns
 
 
 class Classifier(RewardModel):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, rows_to_try
+from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, Rows, rows_to_try
 from gym_rm.engine.backbones.devices import device_of, pinned_like
 from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
@@ -62,7 +61,6 @@ class LocalExecutor:
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
         self._rows: BatchInvariant | None = None
-        self._tried: Forward | None = None
         self._sharding: Sharding | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
@@ -93,28 +91,29 @@ class LocalExecutor:
             dtype=info.dtype,
             can_take_trees=bool(self._model.decoders) and spec.tree,
             can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
+            num_values=info.num_values,
             max_width=info.max_width,
             modules=self._model.models,
             page_size=max((decoder.page_size for decoder in self._model.decoders), default=PAGE_SIZE),
         )
+        budget = info.max_num_batched_tokens
         with _out_of_memory_is_a_config_error(model), _unchanged(self._model.models):
-            forwards = agreeing_forwards(candidate, self._try)
-            fastest = next(forwards)
-            slower = forwards if spec.quantization is None else iter([*forwards])  # before products change
+            forwards = agreeing_forwards(candidate, self._try, self._ladder(), max_num_batched_tokens=budget)
+            forward = next(forwards)
+            agreed = [] if spec.quantization is None else [forward, *forwards]  # before products change
         if spec.quantization is not None:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
-            candidate = replace(candidate, dtype=spec.quantization)
+            candidate, ladder = replace(candidate, dtype=spec.quantization), self._ladder()
         with _out_of_memory_is_a_config_error(model):
-            ladder = rows_to_try([each.base_model for each in self._model.models])
-            if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
-                every = LADDER.get(device_of(model).type, LADDER["cuda"])
-                ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
-            budget = info.max_num_batched_tokens
-            for each in itertools.chain([fastest], slower):
-                forward = check_invariance(candidate, each, self._try_all, ladder, max_num_batched_tokens=budget)
+            for each in agreed:
+                forward = check_invariance(candidate, each, self._try, ladder, max_num_batched_tokens=budget)
                 if forward != PLAIN:
                     break
+            if self._prefix_cache is not None:
+                forward = check_invariance(
+                    candidate, forward, self._run_trial, [forward.rows], max_num_batched_tokens=budget
+                )
         self.clear_cache()
         self._set_forward(forward)
         self._require_prefix_cache(forward)
@@ -275,19 +274,22 @@ class LocalExecutor:
             )
         return source
 
+    def _ladder(self) -> list[Rows]:
+        """Return the rows to try; all ranks must try the same."""
+        models = self._loaded().models
+        ladder = rows_to_try([each.base_model for each in models])
+        if (ranks := ranks_of(models[0])) is not None:
+            every = LADDER.get(device_of(models[0]).type, LADDER["cuda"])
+            ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
+        return ladder
+
     def _try(self, plan: BatchPlan, forward: Forward) -> FloatArray:
-        """Return the values of a plan for the trial."""
-        self.clear_cache()
-        return self._run_trial(plan, forward, self._loaded().trial_values)
+        """Return the hidden states and values of a plan, without what plans before it left in the prefix cache."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+        return self._run_trial(plan, forward)
 
-    def _try_all(self, plan: BatchPlan, forward: Forward) -> FloatArray:
-        """Return the hidden states and values of a plan for the trial, which finds the cache of the plans before it."""
-        if forward != self._tried:
-            self.clear_cache()
-        self._tried = forward
-        return self._run_trial(plan, forward, self._loaded().all_values)
-
-    def _run_trial(self, plan: BatchPlan, forward: Forward, values_of: Callable[[Batch], torch.Tensor]) -> FloatArray:
+    def _run_trial(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         self._set_forward(forward)
         models = self._loaded().models
         parts = []
@@ -297,7 +299,7 @@ class LocalExecutor:
             evaluation.begin()
             for batch in plan.batches:
                 try:
-                    parts.append(values_of(batch).float())
+                    parts.append(self._loaded().all_values(batch).float())
                 except torch.OutOfMemoryError as error:
                     # Too little memory does not mean that the model does not support the layout.
                     raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
@@ -308,7 +310,10 @@ class LocalExecutor:
         return 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
 
     def _set_forward(self, forward: Forward) -> None:
-        self._rows = BatchInvariant(forward.rows) if forward.invariant else None
+        if not forward.invariant:
+            self._rows = None
+        elif self._rows is None or self._rows.rows != forward.rows:
+            self._rows = BatchInvariant(forward.rows)
         for decoder in self._loaded().decoders:
             decoder.fuse = forward.fuse
 
@@ -375,7 +380,7 @@ def _free_memory() -> None:
 
 def _require_same_values(model: PreTrainedModel, size: int) -> None:
     """Raise ConfigError if a tensor-parallel model computes something else than the whole model."""
-    (ids, *_) = trial_sequences(model.config)
+    (*_, ids) = trial_sequences(model.config)
     input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
     difference = difference_to_whole(model, input_ids)
     if not difference <= tolerance_of(str(dtype_of(model)).removeprefix("torch.")):

@@ -1,18 +1,16 @@
 """Trial that chooses the layout of a model: a tree, padded batches, or one sequence at a time.
 
-A layout is used only if its values equal those of the plain forward, on texts of more than three pages. A tree is
-also compared with settings by which short texts notice what long ones need: with a short sliding window and a low soft
-cap. In low precision, rounding can hide a small error, so it must pass two exact tests: other branches change nothing,
-and positions change something. A new architecture may therefore be slow, but its scores are not wrong.
-
-`check_invariance` then runs one sequence in several batches, compares the bits of its values, and writes the result
-into the provenance of the scores. The executor runs both once, at load.
+A layout is used only if its values equal those of the plain forward, on texts of more than three pages. Two texts also
+run alone; whether the bits of their values are the same is written into the provenance of the scores. A tree is also
+compared with settings by which short texts notice what long ones need: with a short sliding window and a low soft cap.
+In low precision, rounding can hide a small error, so it must pass two exact tests: other branches change nothing, and
+positions change something. A new architecture may therefore be slow, but its scores are not wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +34,9 @@ Expected: TypeAlias = tuple[Values, float]  # of the plain forward, and their la
 # With 8-bit products, where an activation can be rounded to the next number of 8 bits, 0.1 is always tolerated.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 LEAST_TOLERANCE, MOST_TOLERANCE = {"bfloat16": 0.01, "float16": 0.003}, 0.5  # wrong layouts differ by more than 1
+ALONE = 2  # sequences at the end of the trial's that also run alone
 LOW_CAP = 1e-3  # soft cap of attention scores in the trial
-UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
-LEAST_TOKENS = 512  # of the texts that `check_invariance` compares
+LEAST_TOKENS = 256  # of the largest batch
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -79,6 +77,7 @@ class Candidate:
         dtype: precision of the model, such as `"float32"`.
         can_take_trees: whether the model is a decoder and trees are allowed.
         can_fuse: whether the fused forward supports the model.
+        num_values: number of a row's last values that a head computes.
         max_width: maximum width of padded batches; None for no limit.
         modules: the model's modules, whose windows and soft caps the trial changes for a while.
         page_size: positions in a page of the tree's attention.
@@ -89,6 +88,7 @@ class Candidate:
     dtype: str
     can_take_trees: bool
     can_fuse: bool
+    num_values: int = 0
     max_width: int | None = None
     modules: tuple[nn.Module, ...] = ()
     page_size: int = PAGE_SIZE
@@ -105,45 +105,92 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
     return next(agreeing_forwards(candidate, run))
 
 
-def agreeing_forwards(candidate: Candidate, run: Run) -> Iterator[Forward]:
+def agreeing_forwards(
+    candidate: Candidate, run: Run, ladder: Sequence[Rows] = (Rows(),), *, max_num_batched_tokens: int = EVERYTHING
+) -> Iterator[Forward]:
     """Yield forwards whose values equal those of the plain forward on one sequence at a time, the fastest first.
+
+    Arguments are those of `check_invariance`.
 
     Raises:
         ConfigError: the plain forward fails.
     """
-    sequences = branching_sequences(candidate.config, candidate.length, candidate.page_size)
     try:
-        expected = _expected(candidate, run, sequences)
+        expected = _expected(candidate, run)
     except FAILURES as error:
         raise ConfigError(f"the forward of {candidate.name} fails for short texts: {brief(error)}.") from error
-
-    def agrees(forward: Forward, expected: Expected) -> bool:
-        plan = _plan(candidate, forward, sequences)
-        try:
-            got = run(plan, forward)[plan.value_index]
-        except FAILURES as error:
-            logger.info("%s does not support %s: %s", candidate.name, forward, error)
-            return False
-        return _agree(candidate, forward, got, expected)
-
+    check = functools.partial(check_invariance, candidate, run=run, max_num_batched_tokens=max_num_batched_tokens)
     config = candidate.config.get_text_config()
     known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
     if candidate.can_take_trees and known_layers and getattr(config, "attention_chunk_size", None) is None:
         for fuse in (True, False) if candidate.can_fuse else (False,):
-            forward = Forward("tree", fuse=fuse)
-            if agrees(forward, expected) and _keeps_to_branches(candidate, run, forward, expected[1]):
+            forward = check(Forward("tree", fuse=fuse), ladder=ladder, expected=expected)
+            if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
                 with _short_windows_and_low_caps(candidate) as changed:
-                    same = not changed or agrees(forward, _expected(candidate, run, sequences))
+                    same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
                 if same:
                     yield forward
-    for forward in (Forward("padded", fuse=False), Forward("one_by_one", fuse=False)):
-        if agrees(forward, expected):
+    for layout in ("padded", "one_by_one"):
+        forward = check(Forward(layout, fuse=False), ladder=ladder, expected=expected)
+        if forward != PLAIN:
             yield forward
     yield PLAIN
 
 
-def _expected(candidate: Candidate, run: Run, sequences: Sequence[TokenSequence]) -> Expected:
+def check_invariance(
+    candidate: Candidate,
+    forward: Forward,
+    run: Run,
+    ladder: Sequence[Rows],
+    *,
+    max_num_batched_tokens: int,
+    expected: Expected | None = None,
+) -> Forward:
+    """Return the forward with the first of these rows for which sequences have the same bits in several batches.
+
+    Two sequences run alone and with all others, which have more rows than two chunks. Rows with other values than those
+    of the plain forward are not used, and the result is `PLAIN` if there are no others. If no rows keep the bits, the
+    first ones are used.
+
+    Args:
+        candidate, forward: the model, and how it runs.
+        run: returns hidden states and values `[sum R, ...]`.
+        ladder: numbers of rows of each matrix product to try, the fastest first; those that no batch has are not tried.
+        max_num_batched_tokens: token budget of a batch.
+        expected: values of the plain forward; None to run it.
+    """
+    expected = _expected(candidate, run) if expected is None else expected
+    sequences = trial_sequences(candidate.config, candidate.length, candidate.page_size)
+    largest = max(batch.input_ids.size for batch in _plan(candidate, forward, sequences).batches)
+    reads = sum(len(each.read_positions) for each in sequences[-ALONE:])
+    found = []
+    for rows in (each for each in ladder if each.multiple <= max_num_batched_tokens):
+        tried = replace(forward, rows=rows)
+        least = (
+            0 if forward.layout == "one_by_one" else min(max(2 * rows.multiple, LEAST_TOKENS), max_num_batched_tokens)
+        )
+        others = other_sequences(candidate, least - largest)
+        plans = _plan(candidate, tried, sequences[-ALONE:], alone=True), _plan(candidate, tried, [*others, *sequences])
+        try:
+            alone, every = (run(plan, tried)[plan.value_index] for plan in plans)
+        except FAILURES as error:
+            logger.info("%s does not support %s: %s", candidate.name, tried, error)
+            continue
+        if not _agree(candidate, tried, every[len(others) :], expected):
+            continue
+        if _same_bits(alone, every[-reads:]):
+            return replace(tried, batch_invariance="bit-equal")
+        difference = _difference(alone, every[-reads:])
+        if difference > expected[1]:
+            logger.info("%s does not support %s: values of one text differ by %.1e", candidate.name, tried, difference)
+            continue
+        found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
+    return found[0] if found else PLAIN
+
+
+def _expected(candidate: Candidate, run: Run) -> Expected:
     """Return the values of the plain forward; in 16 bits, three times what another rounding changes is tolerated."""
+    sequences = trial_sequences(candidate.config, candidate.length, candidate.page_size)
     plan = _plan(candidate, PLAIN, sequences)
     values, least = run(plan, PLAIN)[plan.value_index], tolerance_of(candidate.dtype)
     if candidate.dtype in ("float32", "float64"):
@@ -193,50 +240,12 @@ def _short_windows_and_low_caps(candidate: Candidate) -> Iterator[bool]:
             setattr(owner, name, value)
 
 
-def check_invariance(
-    candidate: Candidate, forward: Forward, run: Run, ladder: Sequence[Rows], *, max_num_batched_tokens: int
-) -> Forward:
-    """Return the forward with the first of these rows for which sequences have the same bits in several batches.
-
-    One sequence runs alone, then with half of the others, then with all of them, which have more rows than two chunks.
-    Rows with other values than those of the plain forward are not used, and the result is `PLAIN` if there are no
-    others. If no rows keep the bits, the first ones are used.
-
-    Args:
-        candidate, forward: the model, and the chosen forward.
-        run: returns hidden states and values `[sum R, ...]`.
-        ladder: numbers of rows of each matrix product to try, the fastest first; those that no batch has are not tried.
-        max_num_batched_tokens: token budget of a batch.
-    """
-    found = []
-    share = 0.4 if forward.layout == "padded" else 1.0  # of the tokens in the largest batch
-    for rows in (each for each in ladder if each.multiple <= max_num_batched_tokens):
-        tokens = int(min(max(2 * rows.multiple, LEAST_TOKENS), max_num_batched_tokens) / share)
-        watched, others = invariance_sequences(candidate.config, candidate.length, tokens)
-        tried = replace(forward, rows=rows)
-        values = []
-        for beside in ([], others[: len(others) // 2], others):
-            plan = _plan(candidate, tried, [*beside, watched])  # the last row of a padded batch
-            values.append(run(plan, tried)[plan.value_index])
-        alone, half, every = values
-        of_others = len(half) - len(alone)
-        expected = _expected(candidate, run, [*others[of_others:], watched])  # the bits of the others are compared
-        if not _agree(candidate, tried, every[of_others:], expected):
-            continue
-        same = np.concatenate([every[:of_others], every[-len(alone) :]])
-        if _same_bits(half, same) and _same_bits(alone, same[of_others:]):
-            return replace(tried, batch_invariance="bit-equal")
-        difference = max(_difference(half, same), _difference(alone, same[of_others:]))
-        if difference > expected[1]:
-            logger.info("%s does not support %s: values of one text differ by %.1e", candidate.name, tried, difference)
-            continue
-        found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
-    return found[0] if found else PLAIN
-
-
-def _plan(candidate: Candidate, forward: Forward, sequences: Sequence[TokenSequence]) -> BatchPlan:
-    """Return the plan of all sequences in one batch, if they can share one."""
-    return plan_layout(forward.layout, sequences, max_num_batched_tokens=EVERYTHING, max_width=candidate.max_width)
+def _plan(
+    candidate: Candidate, forward: Forward, sequences: Sequence[TokenSequence], *, alone: bool = False
+) -> BatchPlan:
+    """Return the plan of sequences alone, or of all in one batch if they can share one."""
+    width = candidate.max_width
+    return plan_layout(forward.layout, sequences, max_num_batched_tokens=EVERYTHING, max_width=width, alone=alone)
 
 
 def longest_shared(config: Any) -> int | None:
@@ -257,31 +266,35 @@ def longest_shared(config: Any) -> int | None:
 
 def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, tolerance: float) -> bool:
     """Return whether the values of a branch depend on its own tokens and on the positions that the tree has."""
+    if tolerance <= TOLERANCE["float32"]:  # smaller than what an error changes
+        return True
+    same = forward.batch_invariance == "bit-equal"  # with other branches and without
+    sequences = trial_sequences(candidate.config, candidate.length, candidate.page_size)
+    plan = plan_trees(sequences[-1:] if same else sequences, max_num_batched_tokens=EVERYTHING)
+    (tree,) = plan.batches
+    assert isinstance(tree, TokenTree)
+    reads = plan.value_index[-len(sequences[-1].read_positions) :]
+    path = tree.ancestors(int(tree.read_indices[reads[-1]]))
 
-    def values(*, changed: bool = False, shift: int = 0) -> Values:
-        sequences = trial_sequences(candidate.config, candidate.length, changed=changed)
-        watched = sequences.pop(UNCHANGED).input_ids
-        sequences.append(TokenSequence(watched, np.arange(len(watched))))
-        plan = plan_trees(sequences, max_num_batched_tokens=EVERYTHING)
-        (tree,) = plan.batches
-        assert isinstance(tree, TokenTree)
-        index = plan.value_index[-len(watched) :]
-        positions = tree.position_ids.copy()
-        positions[tree.read_indices[index[_prompt(candidate.length) :]]] += shift
-        moved = dataclasses.replace(plan, batches=(dataclasses.replace(tree, position_ids=positions),))
-        return run(moved, forward)[index]
+    def values(**changed: Any) -> Values:
+        return run(replace(plan, batches=(replace(tree, **changed),)), forward)[reads]
 
     before = values()
-    others = _difference(values(changed=True), before)
-    # On a GPU, and on a CPU whose products need chunks, which are tried later, the rounding of an expert's products
-    # depends on how many tokens it gets. Some kernels also return other bits for the same input.
-    settings = candidate.config.get_text_config().to_dict().items()
-    experts = any("expert" in name and isinstance(number, int) and number > 1 for name, number in settings)
-    rounds = others > 0 and (experts or not _same_bits(values(), before))
-    if others > (tolerance if rounds else 0):
-        logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
-        return False
-    if _same_bits(values(shift=1), before):
+    if not same:
+        ids, beside = tree.input_ids.copy(), np.setdiff1d(np.arange(len(tree)), path)
+        ids[beside] = ids[beside[::-1]]
+        others = _difference(values(input_ids=ids), before)
+        # On a GPU, and on a CPU whose products need chunks, the rounding of an expert's products depends on how many
+        # tokens it gets. Some kernels also return other bits for the same input.
+        settings = candidate.config.get_text_config().to_dict().items()
+        experts = any("expert" in name and isinstance(number, int) and number > 1 for name, number in settings)
+        rounds = others > 0 and (experts or not _same_bits(values(), before))
+        if others > (tolerance if rounds else 0):
+            logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
+            return False
+    positions = tree.position_ids.copy()
+    positions[path[_prompt(candidate.length) :]] += 1
+    if _same_bits(values(position_ids=positions), before):
         logger.info("%s does not support a tree: it computes positions of its own", candidate.name)
         return False
     return True
@@ -289,7 +302,9 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
 
 def _agree(candidate: Candidate, forward: Forward, got: Values, expected: Expected) -> bool:
     """Return whether values equal those of the plain forward, but for rounding."""
-    if (difference := _difference(got, expected[0])) <= expected[1]:
+    parts = (slice(got.shape[1] - candidate.num_values), slice(None))  # hidden states, and all values
+    difference = max(_difference(got[:, part], expected[0][:, part]) for part in parts)
+    if difference <= expected[1]:
         return True
     logger.info("%s does not support %s: relative difference %.1e", candidate.name, forward, difference)
     return False
@@ -325,75 +340,51 @@ def _prompt(length: int) -> int:
     return 3 * length // 8
 
 
-def trial_sequences(config: Any, length: int = 3 * PAGE_SIZE + 17, *, changed: bool = False) -> list[TokenSequence]:
-    """Return sequences with four levels of shared prefixes, one unrelated sequence, and different lengths.
+def trial_sequences(config: Any, length: int = 3 * PAGE_SIZE + 17, page: int = PAGE_SIZE) -> list[TokenSequence]:
+    """Return two short sequences, branches at many places of a long one, a short sequence, and the long one.
+
+    There are branches before, between and after the tokens of the long one in the order of a tree, one longer than a
+    page, branches inside the page in which their parent begins, at the start of a page and after it, in the last page,
+    and of a short text.
 
     Args:
         config: configuration of the model.
-        length: length of the longest sequence; branches start inside the first, second and third quarter.
-        changed: whether all branches except that of sequence `UNCHANGED` get other tokens, but keep their order.
+        length: length of the longest sequence.
+        page: positions in a page.
     """
-    ids, second, third, others = _random_ids(config, (4, length))
-    start, prompt, deep = max(2, length // 12), _prompt(length), 5 * length // 7
-    short, unrelated = second[: start // 2 + 2].copy(), third[: length // 5 + 2].copy()
-    if changed:  # all tokens but the first of a branch, which decides the order
-        branches = ids[prompt:deep], third[deep:], short, unrelated
-        for branch in branches:
-            branch[1:] = others[1 : len(branch)]
+    low, ids, high = (_random_ids(config, (1, length), part)[0] for part in (0, 2, 3))
+    start, prompt, last = max(2, length // 12), _prompt(length), 3 * page + 2
+    branch = np.r_[ids[:prompt], high[: page + 9]]
     cuts = [
-        ids[:prompt],
-        ids[:deep],
-        np.r_[ids[:prompt], second[prompt:]],
-        np.r_[ids[:deep], third[deep:]],
-        np.r_[ids[:start], short],
-        unrelated,
+        low[:14],
+        np.r_[low[:10], high[:3]],
+        np.r_[ids[:page], low[:3]],
+        np.r_[ids[: page + 1], high[:2]],
+        np.r_[branch[: prompt + 3], low[:4]],
+        np.r_[ids[:last], low[:2]],
+        branch,
+        np.r_[ids[:start], high[:6]],
+        ids,
     ]
-    return [TokenSequence(cut, np.arange(len(cut))[::-3][::-1]) for cut in cuts]
+    reads = (np.arange(1, min(length, len(cut)))[::-3][::-1] for cut in cuts)
+    return [TokenSequence(cut[:length], each) for cut, each in zip(cuts, reads, strict=True)]
 
 
-def branching_sequences(config: Any, length: int, page: int) -> list[TokenSequence]:
-    """Return `trial_sequences` and more branches of them, at other places of pages.
+def other_sequences(candidate: Candidate, tokens: int) -> list[TokenSequence]:
+    """Return sequences of more than `tokens` tokens, which are between those of the trial in the order of a tree.
 
-    There are branches longer than a page, branches inside the page in which their parent begins, at the start of a page
-    and after it, in the last page, and of a short text.
+    They have no fourth page, so that only one path of a tree has one.
     """
-    ids, second, third, others = _random_ids(config, (4, length))
-    prompt, deep = _prompt(length), 5 * length // 7
-    cuts = [
-        *(np.r_[ids[:prompt], each[: page + 9]] for each in (second[::-1], others)),
-        np.r_[ids[: prompt + 2], third[:4]],
-        np.r_[ids[:prompt], second[prompt : prompt + 3], third[:4]],
-        np.r_[ids[:page], second[:3]],
-        np.r_[ids[:page], third[:4]],
-        np.r_[ids[: page + 1], others[:2]],
-        np.r_[ids[:deep], third[deep:-3], second[:2]],
-        np.r_[third[3:20], ids[:9]],
-        np.r_[third[3:20], second[:6]],
-    ]
-    sequences = [TokenSequence(cut[:length], np.arange(min(length, len(cut)))[::-3][::-1]) for cut in cuts]
-    return [*trial_sequences(config, length), *sequences]
+    length = min(3 * candidate.page_size, candidate.length)
+    ids = _random_ids(candidate.config, (max(0, tokens // length + 1), length), 1)
+    return [TokenSequence(each, np.array([length - 1])) for each in ids]
 
 
-def invariance_sequences(config: Any, length: int, tokens: int) -> tuple[TokenSequence, list[TokenSequence]]:
-    """Return a sequence of several pages to compare in several batches, its siblings, and unrelated sequences.
-
-    Args:
-        config: configuration of the model.
-        length: maximum length of a sequence.
-        tokens: the least number of tokens of all sequences, more than `length`.
-    """
-    ids, *rest = _random_ids(config, (2 * tokens // length + 1, length))
-    siblings = [np.r_[ids[: length // 2], rest[0][:9]], np.r_[ids[: -length // 4], rest[1][:3]]]
-    unrelated = [each[: length * k // len(rest) + 2] for k, each in enumerate(rest)]
-    sequences = [each[:length] for each in (ids, *siblings, *unrelated)]
-    watched = TokenSequence(sequences[0], np.arange(1, len(sequences[0])))  # a log-probability needs a token before
-    return watched, [TokenSequence(each, np.array([len(each) - 1])) for each in sequences[1:]]
-
-
-def _random_ids(config: Any, shape: tuple[int, int]) -> NDArray[np.int32]:
-    """Return random ids of tokens that are not control tokens."""
+def _random_ids(config: Any, shape: tuple[int, int], part: int) -> NDArray[np.int32]:
+    """Return random ids, of a quarter of the tokens that are not control tokens."""
     config = config.get_text_config()
     control = (getattr(config, f"{name}_token_id", None) for name in ("eos", "pad", "bos"))  # none, one or several
     avoid = [int(token) for named in control if named is not None for token in np.atleast_1d(named)]
     allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
-    return np.random.default_rng(0).choice(allowed, shape).astype(np.int32)
+    places = (part + np.random.default_rng(part).random(shape)) / 4 * len(allowed)
+    return allowed[places.astype(np.int64)].astype(np.int32)

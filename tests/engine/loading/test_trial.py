@@ -14,14 +14,11 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
 from gym_rm.engine.loading.trial import (
     PLAIN,
-    UNCHANGED,
     Candidate,
     Forward,
     check_invariance,
     choose_forward,
-    trial_sequences,
 )
-from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
 
 HEAD = ModuleHead("score")
@@ -154,7 +151,7 @@ def test_a_forward_that_fails_is_not_chosen(works):
             raise RuntimeError("not supported")
         return np.ones((sum(batch.num_reads for batch in plan.batches), 1), dtype=np.float32)
 
-    expected = PLAIN if works == "plain" else Forward(works, fuse=False)
+    expected = PLAIN if works == "plain" else Forward(works, fuse=False, batch_invariance="bit-equal")
     assert choose_forward(candidate, run) == expected
 
 
@@ -210,17 +207,6 @@ def test_more_rows_than_two_chunks_are_compared(rows):
 def test_rows_that_no_batch_has_are_not_tried():
     found = checked(lambda *_: 1.0, ladder=(Rows(4096, in_chunks=True), Rows(1024, in_chunks=True)))
     assert found.rows == Rows(1024, in_chunks=True)
-
-
-def test_only_the_other_branches_change():
-    config = tiny_models.reward_model("qwen3").config
-    before, after = trial_sequences(config), trial_sequences(config, changed=True)
-    same = [np.array_equal(one.input_ids, other.input_ids) for one, other in zip(before, after, strict=True)]
-    assert same == [True, False, True, False, False, False]
-    assert same[UNCHANGED]
-    trees = [plan_trees(each, max_num_batched_tokens=1000) for each in (before, after)]
-    assert np.array_equal(trees[0].batches[0].position_ids, trees[1].batches[0].position_ids)
-    assert np.array_equal(trees[0].value_index, trees[1].value_index)
 
 
 def test_a_forward_that_changes_the_model_is_refused_and_undone():
