@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -368,8 +368,11 @@ def same_products(
     return True
 
 
-def rows_to_try(backbones: Sequence[nn.Module]) -> list[Rows]:
-    """Return rows for `BatchInvariant`, the fastest first: those that all products allow, and the last of `LADDER`."""
+def rows_to_try(backbones: Sequence[nn.Module]) -> Iterator[Rows]:
+    """Yield rows for `BatchInvariant`, the fastest first: those that all products allow, and the last of `LADDER`.
+
+    Products are tested when the next rows are asked for, because a test takes time.
+    """
     products: set[Any] = {
         (type(module), tuple(module.weight.shape), module.weight.dtype, module.weight.device)
         for backbone in backbones
@@ -380,10 +383,14 @@ def rows_to_try(backbones: Sequence[nn.Module]) -> list[Rows]:
     *ladder, last = LADDER.get(device.type, LADDER["cuda"])
     if sum(each.numel() * each.element_size() for backbone in backbones for each in backbone.parameters()) > MOST_BYTES:
         ladder = [rows for rows in ladder if not rows.packed]
-    before, threads = blas_settings(), torch.get_num_threads()
-    try:
-        if device.type == "cuda":
-            set_blas(WITHOUT_SPLIT_K)
-        return [*(rows for rows in ladder if all(same_products(rows, *each, threads) for each in products)), last]
-    finally:
-        set_blas(before)
+    for rows in ladder:
+        before = blas_settings()
+        try:
+            if device.type == "cuda":
+                set_blas(WITHOUT_SPLIT_K)
+            same = all(same_products(rows, *each, torch.get_num_threads()) for each in products)
+        finally:
+            set_blas(before)
+        if same:
+            yield rows
+    yield last

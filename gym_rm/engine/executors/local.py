@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,7 +104,7 @@ class LocalExecutor:
         if spec.quantization is not None:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
-            candidate, ladder = replace(candidate, dtype=spec.quantization), self._ladder()
+            candidate, ladder = replace(candidate, dtype=spec.quantization), [*self._ladder()]
         with _out_of_memory_is_a_config_error(model):
             for each in agreed:
                 forward = check_invariance(candidate, each, self._try, ladder, max_num_batched_tokens=budget)
@@ -274,12 +274,12 @@ class LocalExecutor:
             )
         return source
 
-    def _ladder(self) -> list[Rows]:
+    def _ladder(self) -> Iterable[Rows]:
         """Return the rows to try; all ranks must try the same."""
         models = self._loaded().models
-        ladder = rows_to_try([each.base_model for each in models])
+        ladder: Iterable[Rows] = rows_to_try([each.base_model for each in models])
         if (ranks := ranks_of(models[0])) is not None:
-            every = LADDER.get(device_of(models[0]).type, LADDER["cuda"])
+            every, ladder = LADDER.get(device_of(models[0]).type, LADDER["cuda"]), [*ladder]
             ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
         return ladder
 

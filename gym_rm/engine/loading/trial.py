@@ -10,9 +10,10 @@ positions change something. A new architecture may therefore be slow, but its sc
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -106,7 +107,7 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 
 
 def agreeing_forwards(
-    candidate: Candidate, run: Run, ladder: Sequence[Rows] = (Rows(),), *, max_num_batched_tokens: int = EVERYTHING
+    candidate: Candidate, run: Run, ladder: Iterable[Rows] = (Rows(),), *, max_num_batched_tokens: int = EVERYTHING
 ) -> Iterator[Forward]:
     """Yield forwards whose values equal those of the plain forward on one sequence at a time, the fastest first.
 
@@ -120,18 +121,19 @@ def agreeing_forwards(
     except FAILURES as error:
         raise ConfigError(f"the forward of {candidate.name} fails for short texts: {brief(error)}.") from error
     check = functools.partial(check_invariance, candidate, run=run, max_num_batched_tokens=max_num_batched_tokens)
+    (rungs,) = itertools.tee(ladder, 1)
     config = candidate.config.get_text_config()
     known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
     if candidate.can_take_trees and known_layers and getattr(config, "attention_chunk_size", None) is None:
         for fuse in (True, False) if candidate.can_fuse else (False,):
-            forward = check(Forward("tree", fuse=fuse), ladder=ladder, expected=expected)
+            forward = check(Forward("tree", fuse=fuse), ladder=copy.copy(rungs), expected=expected)
             if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
                 with _short_windows_and_low_caps(candidate) as changed:
                     same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
                 if same:
                     yield forward
     for layout in ("padded", "one_by_one"):
-        forward = check(Forward(layout, fuse=False), ladder=ladder, expected=expected)
+        forward = check(Forward(layout, fuse=False), ladder=copy.copy(rungs), expected=expected)
         if forward != PLAIN:
             yield forward
     yield PLAIN
@@ -141,7 +143,7 @@ def check_invariance(
     candidate: Candidate,
     forward: Forward,
     run: Run,
-    ladder: Sequence[Rows],
+    ladder: Iterable[Rows],
     *,
     max_num_batched_tokens: int,
     expected: Expected | None = None,
@@ -293,7 +295,7 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
             logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
             return False
     positions = tree.position_ids.copy()
-    positions[path[_prompt(candidate.length) :]] += 1
+    positions[path[len(path) // 2 :]] += 1
     if _same_bits(values(position_ids=positions), before):
         logger.info("%s does not support a tree: it computes positions of its own", candidate.name)
         return False
@@ -335,17 +337,12 @@ def tolerance_of(dtype: str) -> float:
     return TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
 
 
-def _prompt(length: int) -> int:
-    """Return the length of the trial's prompt, which ends inside the second of four pages."""
-    return 3 * length // 8
-
-
 def trial_sequences(config: Any, length: int = 3 * PAGE_SIZE + 17, page: int = PAGE_SIZE) -> list[TokenSequence]:
-    """Return two short sequences, branches at many places of a long one, a short sequence, and the long one.
+    """Return branches at many places of a long sequence and of a short one, and at the end these two.
 
-    There are branches before, between and after the tokens of the long one in the order of a tree, one longer than a
-    page, branches inside the page in which their parent begins, at the start of a page and after it, in the last page,
-    and of a short text.
+    There are branches before, between and after the other tokens in the order of a tree: one longer than a page, one
+    inside the page in which its parent begins, at the start of a page and after it, in the last page, and of a short
+    text.
 
     Args:
         config: configuration of the model.
@@ -353,17 +350,15 @@ def trial_sequences(config: Any, length: int = 3 * PAGE_SIZE + 17, page: int = P
         page: positions in a page.
     """
     low, ids, high = (_random_ids(config, (1, length), part)[0] for part in (0, 2, 3))
-    start, prompt, last = max(2, length // 12), _prompt(length), 3 * page + 2
-    branch = np.r_[ids[:prompt], high[: page + 9]]
+    start, branch = max(2, length // 12), np.r_[ids[: page + 1], high[: page + 9]]
     cuts = [
-        low[:14],
         np.r_[low[:10], high[:3]],
         np.r_[ids[:page], low[:3]],
-        np.r_[ids[: page + 1], high[:2]],
-        np.r_[branch[: prompt + 3], low[:4]],
-        np.r_[ids[:last], low[:2]],
+        np.r_[branch[: page + 4], low[:4]],
+        np.r_[ids[: 3 * page + 2], low[:2]],
         branch,
         np.r_[ids[:start], high[:6]],
+        low[:14],
         ids,
     ]
     reads = (np.arange(1, min(length, len(cut)))[::-3][::-1] for cut in cuts)

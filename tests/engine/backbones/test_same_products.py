@@ -89,7 +89,7 @@ def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch
     products(lambda x, result: result + 1e-3 * bits(len(x)))
     monkeypatch.setitem(LADDER, "cpu", CUDA_LADDER)
     monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cpu", batch_invariance.TESTED_ROWS["cuda"])
-    ladder = rows_to_try([nn.Linear(16, 8)])
+    ladder = list(rows_to_try([nn.Linear(16, 8)]))
     assert (ladder[0], ladder[-1]) == (fastest, Rows(1024, in_chunks=True))
 
 
@@ -99,7 +99,7 @@ def test_products_in_8_bits_are_tested_too(monkeypatch):
     changed.side_effect = lambda rows, *given, **named: rule(rows, *given, **named) * (1 + changed.call_count % 2)
     monkeypatch.setitem(RULES, torch._scaled_mm, changed)
     same_products.cache_clear()
-    assert rows_to_try([nn.Sequential(layer, nn.LayerNorm(16))]) == [LADDER["cpu"][-1]]
+    assert list(rows_to_try([nn.Sequential(layer, nn.LayerNorm(16))])) == [LADDER["cpu"][-1]]
 
 
 def test_all_shapes_and_dtypes_must_keep_the_bits(monkeypatch):
@@ -112,8 +112,8 @@ def test_all_shapes_and_dtypes_must_keep_the_bits(monkeypatch):
 
     monkeypatch.setattr(batch_invariance, "same_products", only_square)
     square, wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 24, dtype=torch.bfloat16))
-    assert rows_to_try([square]) == [*LADDER["cpu"]]
-    assert rows_to_try([square, wide]) == [LADDER["cpu"][-1]]
+    assert list(rows_to_try([square])) == [*LADDER["cpu"]]
+    assert list(rows_to_try([square, wide])) == [LADDER["cpu"][-1]]
     assert {(Rows(), nn.Linear, (8, 8), torch.float32, CPU), (Rows(), nn.Linear, (24, 8), torch.bfloat16, CPU)} <= {
         *tested
     }
