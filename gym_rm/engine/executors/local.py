@@ -114,9 +114,10 @@ class LocalExecutor:
                 forward = check_invariance(
                     candidate, forward, self._run_trial, [forward.rows], max_num_batched_tokens=budget
                 )
-        self.clear_cache()
         self._set_forward(forward)
         self._require_prefix_cache(forward)
+        if self._prefix_cache is not None or self._borrowed:
+            self.clear_cache()
         self._threads = torch.get_num_threads()
         if forward.layout == "one_by_one":
             warn_once(
@@ -144,9 +145,7 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
-        assert self._spec is not None
-        borrowed = not all(isinstance(source, ModelFiles) for source in self._spec.sources)
-        if borrowed:
+        if self._borrowed:
             self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
@@ -166,7 +165,7 @@ class LocalExecutor:
                     _free_memory()  # after the except block, when the failed forward's tensors are released
             none = np.empty((0, model.num_values), dtype=np.float32)
             stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
-        if borrowed:
+        if self._borrowed:
             self._forget_packed_weights()  # torch refuses to swap parameters that something refers to
         start = 0
         for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
@@ -251,6 +250,10 @@ class LocalExecutor:
     def models(self) -> tuple[PreTrainedModel, ...]:
         """The loaded Hugging Face models."""
         return self._loaded().models
+
+    @property
+    def _borrowed(self) -> bool:
+        return self._spec is not None and not all(isinstance(source, ModelFiles) for source in self._spec.sources)
 
     def _loaded(self) -> RewardModel:
         if self._model is None:

@@ -347,8 +347,9 @@ def trial_sequences(config: Any, length: int = 3 * PAGE_SIZE + 17, page: int = P
     Args:
         config: configuration of the model.
         length: length of the longest sequence.
-        page: positions in a page.
+        page: positions in a page; fewer if the longest sequence has no fourth page.
     """
+    page = min(page, max(1, (length - 8) // 3))
     low, ids, high = (_random_ids(config, (1, length), part)[0] for part in (0, 2, 3))
     start, branch = max(2, length // 12), np.r_[ids[: page + 1], high[: page + 9]]
     cuts = [

@@ -18,6 +18,8 @@ from gym_rm.engine.loading.trial import (
     Forward,
     check_invariance,
     choose_forward,
+    other_sequences,
+    trial_sequences,
 )
 from gym_rm.errors import ConfigError
 
@@ -207,6 +209,17 @@ def test_more_rows_than_two_chunks_are_compared(rows):
 def test_rows_that_no_batch_has_are_not_tried():
     found = checked(lambda *_: 1.0, ladder=(Rows(4096, in_chunks=True), Rows(1024, in_chunks=True)))
     assert found.rows == Rows(1024, in_chunks=True)
+
+
+@pytest.mark.parametrize("length", [24, 113])
+def test_other_texts_are_between_those_of_the_trial(length):
+    """So that every chunk of products has some whose values are known."""
+    config = tiny_models.reward_model("qwen3").config
+    candidate = Candidate("Model", config, "float32", can_take_trees=True, can_fuse=True, max_width=length + 1)
+    trial, others = trial_sequences(config, length), other_sequences(candidate, 500)
+    texts = sorted([*trial, *others], key=lambda each: each.input_ids.tolist())
+    assert not any(text is other for text in (texts[0], texts[-1]) for other in others)
+    assert len({each.input_ids.tobytes() for each in trial}) == len(trial)
 
 
 def test_a_forward_that_changes_the_model_is_refused_and_undone():
