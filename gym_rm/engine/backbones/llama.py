@@ -13,7 +13,6 @@ Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos an
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -145,10 +144,9 @@ def llama_forward(
         call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
         return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
-    at_once = MLP_ROWS if x.device.type == "cpu" and not torch.is_grad_enabled() else sys.maxsize
     torch._C._pop_torch_function_stack()
     try:
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, at_once)
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
     finally:
         torch._C._push_on_torch_function_stack(context)
 
@@ -173,34 +171,26 @@ def _forward(
     call: Call,
     reads: Tensor | None,
     checkpointing: bool,
-    at_once: int = sys.maxsize,
 ) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
             if checkpointing:
-                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, at_once, use_reentrant=False)
+                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, use_reentrant=False)
             else:
-                x = _layer(layer, number, x, rotary, attention, call, at, at_once)
+                x = _layer(layer, number, x, rotary, attention, call, at)
     return rms_norm(backbone.norm, x)
 
 
 def _layer(
-    layer: Any,
-    number: int,
-    x: Tensor,
-    rotary: Rotary,
-    attention: Attention,
-    call: Call,
-    reads: Tensor | None,
-    at_once: int,
+    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
 ) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
     x = _add_attention(layer, number, x, rotary, attention, call, reads)
-    if len(x) <= at_once:
+    if len(x) <= MLP_ROWS or x.device.type != "cpu" or torch.is_grad_enabled():
         return _add_mlp(layer, x, call)
-    for part in torch.split(x, at_once):
+    for part in torch.split(x, MLP_ROWS):
         part.copy_(_add_mlp(layer, part, call))
     return x
 
