@@ -15,7 +15,7 @@ SOFT_CAPPED = frozenset({"gemma2"})  # attention step by step, because its logit
 HEAD_NORMS = frozenset({"qwen3", "qwen3_moe", "gemma3_text"})
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text"})  # the product with the weight is in float32 too
 PAGE_SIZE = 32  # of gym_rm.engine.backbones.tree_attention
-PAGES_AT_ONCE = 128  # of gym_rm.engine.backbones.tree_attention
+PAGES_AT_ONCE = 32  # of gym_rm.engine.backbones.tree_attention
 TESTED_ROWS = 2064  # the largest of gym_rm.engine.backbones.batch_invariance
 
 
