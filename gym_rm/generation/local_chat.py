@@ -14,8 +14,7 @@ import torch
 
 from gym_rm.checks import model_source
 from gym_rm.config import parse_settings
-from gym_rm.engine.loading.files import tensor_files
-from gym_rm.engine.loading.revision import revision_of
+from gym_rm.engine.loading.revision import revision_of_model
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.thinking import Thinking
@@ -82,8 +81,7 @@ class LocalChatModel(NeverCopied):
             max_num_seqs=self.options.max_num_seqs,
         )
         self._lock = lock_open_after_fork()
-        files = tensor_files(self._source, self.options.revision)
-        self._revision = revision_of(self._source, self.options.revision, files.values())
+        self._revision = revision_of_model(self._source, self.options.revision)
 
     def __repr__(self) -> str:
         return f"LocalChatModel({self.name!r})"

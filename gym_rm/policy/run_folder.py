@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
+
+from gym_rm.checks import load_function
+from gym_rm.engine.loading.revision import revision_of_model
 from gym_rm.errors import ConfigError
 from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollouts import Rollout
+from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.runs import Phase, Run, RunWriter, flat, read_run
 from gym_rm.scorer import Scorer, provenance_of
-from gym_rm.training.adapters import base_revision
+from gym_rm.scorers.function import revision_of_function
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
 from gym_rm.training.stop_signals import Stop
@@ -54,8 +60,8 @@ class RunFolder:
         self._identity = {
             **curve_settings(settings),
             "contents of prompts": _digest(prompts),
-            "files of policy.model": base_revision(settings.policy.lora, settings.policy.model),
             "reward model": None if made is None else to_plain(made.identity),
+            **broadcast_object_list([_revisions(settings) if learner.is_main else {}])[0],
         }
         answers = any(prompt.answer is not None for prompt in prompts[1])
         self.metric = settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
@@ -179,5 +185,22 @@ def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
 
 
 def _digest(prompts: tuple[Sequence[Prompt], Sequence[Prompt]]) -> str:
-    contents = [[[each.prompt_id, list(each.messages), each.answer] for each in part] for part in prompts]
+    contents = [[[getattr(prompt, each.name) for each in fields(Prompt)] for prompt in part] for part in prompts]
     return hashlib.sha256(json.dumps(to_plain(contents), sort_keys=True).encode()).hexdigest()
+
+
+def _revisions(settings: GRPOSettings) -> dict[str, str | None]:
+    """Return the revisions of what the settings name: files can change under the same name.
+
+    The first weights of the policy are those of the reference.
+    """
+    env = settings.env
+    revisions = {"files of policy.model": revision_of_model(settings.policy.model or EMBEDDED)}
+    model = env.respond.get("model") if isinstance(env.respond, Mapping) else None
+    model = model.get("path") if isinstance(model, Mapping) else model
+    if isinstance(model, str) and not model.startswith(("http://", "https://")):
+        revisions["files of env.respond"] = revision_of_model(model)
+    for name in [env.respond, *(env.tools or [])]:
+        if isinstance(name, str) and ":" in name:
+            revisions[f"source of {name}"] = revision_of_function(load_function("env", name))
+    return revisions

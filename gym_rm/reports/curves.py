@@ -60,14 +60,21 @@ def read_curve(path: Path) -> list[dict[str, str]]:
     Raises:
         ConfigError: another line is damaged; the message names it.
     """
-    text = path.read_text(encoding="utf-8")
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    content = path.read_bytes()
+    content = content[: content.rfind(b"\n") + 1]
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(path, content[: error.start].count(b"\n") + 1, "text in UTF-8") from error
+    reader = csv.DictReader(io.StringIO(text))
     rows = []
     for row in reader:
         if None in row or None in row.values() or not row.get("step", "0").isdecimal():
-            raise ConfigError(
-                f"line {reader.line_num} of {str(path)!r} is damaged: expected a step and a value for each of the "
-                f"{len(reader.fieldnames or ())} columns; repair or remove it."
-            )
+            columns = len(reader.fieldnames or ())
+            raise _damaged(path, reader.line_num, f"a step and a value for each of the {columns} columns")
         rows.append(row)
     return rows
+
+
+def _damaged(path: Path, line: int, expected: str) -> ConfigError:
+    return ConfigError(f"line {line} of {str(path)!r} is damaged: expected {expected}; repair or remove it.")

@@ -58,7 +58,7 @@ class FunctionScorer(NeverCopied):
         name = _name_of(function)
         module = getattr(_code_of(function), "__module__", None)
         model = f"{module}:{name}" if module else name
-        self._provenance = Provenance("FunctionScorer", model, revision=_revision_of(function))
+        self._provenance = Provenance("FunctionScorer", model, revision=revision_of_function(function))
         self._name = f"the reward function {name}"
         self._by_row, self._prompts = _read_signature(function, self._name)
         self.respond = getattr(function, "respond", None)
@@ -171,7 +171,7 @@ def _code_of(function: Any) -> Any:
     return function if hasattr(function, "__qualname__") else type(function)
 
 
-def _revision_of(function: Any) -> str | None:
+def revision_of_function(function: Any) -> str | None:
     """Return a digest of the source files of a function and of one that it wraps; None if they cannot be read."""
     try:
         code = _code_of(function)

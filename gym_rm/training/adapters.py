@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gym_rm.checks import model_source
-from gym_rm.engine.loading.files import tensor_files
-from gym_rm.engine.loading.revision import revision_of
 from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
 
@@ -73,11 +70,3 @@ def with_adapters(
             raise ConfigError(f"{owner}.lora={settings.model_dump()} does not fit {name!r}: {error}") from error
     adapted.peft_config["default"].base_model_name_or_path = name
     return adapted
-
-
-def base_revision(lora: LoRASettings | None, path: str | None, revision: str | None = None) -> str | None:
-    """Return the revision of the base of adapters, which no checkpoint has; None if all weights are trained."""
-    if lora is None or path is None:
-        return None
-    path = model_source("model.path", path)
-    return revision_of(path, revision, tensor_files(path, revision).values())

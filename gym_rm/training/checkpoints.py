@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -161,11 +163,29 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
         save_file(dict(checkpoint.model), unfinished / MODEL)
         save_file(dict(checkpoint.optimizer), unfinished / OPTIMIZER)
         state = {name: getattr(checkpoint, name) for name in ("step", "version", "settings", "state")}
-        (unfinished / STATE).write_text(json.dumps(state), encoding="utf-8")
+        (unfinished / STATE).write_text(json.dumps({**state, "digests": _digests(unfinished)}), encoding="utf-8")
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the tensors of a checkpoint, by file: their format has no checksum of its own."""
+    digests = {}
+    for name in (MODEL, OPTIMIZER):
+        with (folder / name).open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _changed_files(folder: Path) -> list[str]:
+    """Return the files of a checkpoint that are not as they were written."""
+    try:
+        written = json.loads((folder / STATE).read_text(encoding="utf-8"))["digests"]
+        return [name for name, digest in _digests(folder).items() if digest != written[name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{STATE} ({type(error).__name__}: {error})"]
 
 
 def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
@@ -174,7 +194,9 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint |
     Raises:
         ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
     """
-    (folder,) = broadcast_object_list([max((run / CHECKPOINTS).glob("step-*"), default=None)])
+    folder = max((run / CHECKPOINTS).glob("step-*"), default=None)
+    changed = _changed_files(folder) if folder is not None and PartialState().is_main_process else []
+    folder, changed = broadcast_object_list([folder, changed])
     if folder is None:
         if (run / "final").exists():
             raise ConfigError(
@@ -185,7 +207,10 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint |
             logger.warning("%s has no checkpoint; the run begins again, with the settings of this command.", run)
         return None
     try:
+        if changed:
+            raise ValueError(f"not as it was written: {', '.join(changed)}")
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        del values["digests"]
         checkpoint = Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(

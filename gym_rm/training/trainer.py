@@ -20,11 +20,12 @@ from torch import Tensor
 
 from gym_rm.documents import to_yaml
 from gym_rm.engine.backbones.decoder import num_positions
+from gym_rm.engine.loading.checkpoint import EMBEDDED
+from gym_rm.engine.loading.revision import revision_of_model
 from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.curves import Curve
 from gym_rm.reports.runs import CHANGED_SETTINGS, SETTINGS
-from gym_rm.training.adapters import base_revision
 from gym_rm.training.checkpoints import (
     BestModel,
     checkpoint_to_resume,
@@ -90,8 +91,8 @@ class Trainer:
         self.settings = settings = settings.model_copy(update={"output": name})
         self.folder = Path(name)
         self.start: StartModel = open_model(settings.model, seed=settings.seed)
-        start = settings.model
-        self._base = base_revision(start.lora, start.path, start.reward_model_kwargs.get("revision"))
+        named = settings.model.path or EMBEDDED, settings.model.reward_model_kwargs.get("revision")
+        (self._revision,) = broadcast_object_list([self.accelerator.is_main_process and revision_of_model(*named)])
         self.objective = make_objective(settings.loss, self.start.kind, output_names(self.start))
         self.sets = read_sets(
             settings.data, self.start, self.objective.settings, self.objective.objectives, seed=settings.seed
@@ -295,9 +296,9 @@ class Trainer:
         """Return what must be the same to resume a run: settings, training data, and the metric of the best model."""
         return {
             **curve_settings(self.settings),
-            "contents of data.train": self.training.digest(),
+            **{f"contents of data set {each.name}": each.digest() for each in self.sets},
             "checkpoint.metric": "/".join(self.metric) if self.validation else None,
-            "files of model.path": self._base,
+            "files of model.path": self._revision,
         }
 
     def _start_files(self) -> None:

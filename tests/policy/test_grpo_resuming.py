@@ -8,8 +8,10 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agents import grpo
+from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy import learner, run_folder
@@ -136,12 +138,33 @@ def test_a_run_is_not_resumed_with_other_weights_of_its_reward_model(tmp_path, m
         train(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_other_prompts_in_the_same_folder_are_refused(tmp_path):
+def test_a_run_is_not_resumed_with_another_reference(tmp_path):
+    policy = shutil.copytree(model_source("policy.model", "embedded:policy"), tmp_path / "policy")
+    train(tmp_path / "run", f"policy.model={policy}", "loss.kl_coef=0.1", "steps=1")
+    weights = load_file(policy / "model.safetensors")
+    save_file({name: 1.01 * tensor for name, tensor in weights.items()}, policy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"files of policy\.model: now 'sha256:"):
+        train(tmp_path / "run", f"policy.model={policy}", "loss.kl_coef=0.1", "steps=1")
+
+
+@pytest.mark.parametrize("field", ["answer", "user_turns", "a field of its own"])
+def test_what_a_row_of_data_says_beside_its_prompt_is_compared(field, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
-    rows = [json.dumps({"prompt": f"Tell me about {n}."}) + "\n" for n in range(13)]
-    prompts.write_text("".join(rows[:12]))
-    train(tmp_path / "run", f"env.prompts={prompts}", "steps=1")
-    prompts.write_text("".join(rows[1:]))
+    options = (f"env.prompts={prompts}", "steps=1", "eval.num_prompts=0")
+    for value in ("one", "two"):
+        row = {"prompt": "Which is it?", field: [value] if field == "user_turns" else value}
+        prompts.write_text("".join(json.dumps({**row, "id": n}) + "\n" for n in range(4)))
+        if value == "one":
+            train(tmp_path / "run", *options)
     with pytest.raises(ConfigError, match="contents of prompts"):
-        train(tmp_path / "run", f"env.prompts={prompts}", "steps=1")
+        train(tmp_path / "run", *options)
+
+
+def test_a_run_is_not_resumed_with_a_changed_function_of_its_environment(tmp_path):
+    code = "def answer(conversations, prompts, scores):\n    return [None] * len(conversations)\n"
+    (tmp_path / "changing_user.py").write_text(code)
+    options = (f"env.respond={tmp_path}/changing_user.py:answer", "env.max_turns=2", "steps=1", "eval.num_prompts=0")
+    train(tmp_path / "run", *options)
+    (tmp_path / "changing_user.py").write_text(code + "# changed\n")
+    with pytest.raises(ConfigError, match=r"source of .*changing_user\.py:answer: now 'sha256:"):
+        train(tmp_path / "run", *options)

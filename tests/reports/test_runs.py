@@ -139,9 +139,10 @@ def test_conversations_of_training_steps_are_not_before_and_after(folder):
     assert all("Sampled" not in after["messages"][-1]["content"] for _, after in read_run(folder).before_and_after())
 
 
-@pytest.mark.parametrize("damaged", ["3,0.1", "3,0.1,0.2,0.3,0.4", "garbage", "x,0.1,2"])
+@pytest.mark.parametrize("damaged", ["3,0.1", "3,0.1,0.2,0.3,0.4", "garbage", "x,0.1,2", "3,1,\xff"])
 def test_a_damaged_line_in_the_middle_of_a_curve_is_named(tmp_path, damaged):
-    (tmp_path / "metrics.csv").write_text(f"step,seconds,loss\n1,1,1\n2,1,1\n{damaged}\n4,1,1\n")
+    text = f"step,seconds,loss\n1,1,1\n2,1,1\n{damaged}\n4,1,1\n"
+    (tmp_path / "metrics.csv").write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):

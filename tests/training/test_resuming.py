@@ -173,14 +173,16 @@ def test_other_settings_with_the_same_output_are_refused_by_name(override, name,
 def test_other_rows_in_the_same_file_are_refused(saved_model, tmp_path):
     train(tmp_path, saved_model("qwen3"), None, "max_steps=1")
     settings = settings_of(tmp_path, saved_model("qwen3"), pairs(14), "max_steps=1")
-    with pytest.raises(ConfigError, match=r"contents of data\.train"):
+    with pytest.raises(ConfigError, match=r"contents of data set training"):
         Trainer(settings)
 
 
-def test_adapters_are_not_resumed_on_another_base(saved_model, tmp_path):
-    pytest.importorskip("peft")
+@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
+def test_a_run_is_not_resumed_from_a_model_whose_files_changed(lora, saved_model, tmp_path):
+    if lora != "null":
+        pytest.importorskip("peft")
     base = shutil.copytree(saved_model("qwen3"), tmp_path / "base")
-    settings = settings_of(tmp_path, base, None, "max_steps=1", "model.lora={rank: 4}")
+    settings = settings_of(tmp_path, base, None, "max_steps=1", f"model.lora={lora}")
     Trainer(settings).run()
     weights = load_file(base / "model.safetensors")
     save_file({name: 2 * tensor for name, tensor in weights.items()}, base / "model.safetensors", {"format": "pt"})
@@ -188,21 +190,21 @@ def test_adapters_are_not_resumed_on_another_base(saved_model, tmp_path):
         Trainer(settings)
 
 
-@pytest.mark.parametrize("damage", ["model.safetensors", "optimizer.safetensors", "state.json", "keys", "names"])
+@pytest.mark.parametrize("damage", ["model.safetensors", "optimizer.safetensors", "state.json", "keys", "zeros"])
 def test_a_damaged_checkpoint_is_a_clear_error(damage, saved_model, tmp_path):
     settings = settings_of(tmp_path, saved_model("qwen3"), None, "max_steps=1")
     Trainer(settings).run()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     if damage == "keys":
         (checkpoint / "state.json").write_text(json.dumps({"step": 1}))
-    elif damage == "names":
-        tensors = load_file(checkpoint / "model.safetensors")
-        tensors.popitem()
-        checkpoints.save_file(tensors, checkpoint / "model.safetensors")
+    elif damage == "zeros":  # as a file system leaves blocks that never reached the disk
+        with (checkpoint / "model.safetensors").open("r+b") as file:
+            file.seek(-64, os.SEEK_END)
+            file.write(bytes(64))
     else:
         data = (checkpoint / damage).read_bytes()
         (checkpoint / damage).write_bytes(data[: len(data) // 2])
-    with pytest.raises(ConfigError, match=r"step-00000001.* cannot be read|is of another model"):
+    with pytest.raises(ConfigError, match=r"step-00000001.* cannot be read"):
         Trainer(settings)
 
 

@@ -12,6 +12,7 @@ from transformers.utils import cached_file
 from transformers.utils.hub import extract_commit_hash
 
 from gym_rm.checks import model_source
+from gym_rm.engine.loading.files import tensor_files
 
 # Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
 SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
@@ -36,6 +37,12 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
         with (folder / name).open("rb") as file:
             whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return f"sha256:{whole.hexdigest()[:16]}"
+
+
+def revision_of_model(source: str, revision: str | None = None) -> str | None:
+    """Return the revision of a model in a folder or a repository, or of one of the package, as `revision_of` does."""
+    source = model_source("model", source)
+    return revision_of(source, revision, tensor_files(source, revision).values())
 
 
 def revision_of_tokenizer(source: str) -> str | None:
