@@ -79,6 +79,8 @@ def guarded_app(service: Service, routes: Sequence[Route]) -> FastAPI:
     app.state.service, app.state.paths = service, frozenset(path for _, path, _ in routes)
     for method, path, handler in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None)
+        if method == "GET":  # monitors ask with HEAD; uvicorn leaves out the body
+            app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
     app.add_middleware(cast(Any, RequestGuard), service=service, paths=app.state.paths | {"/", "/openapi.json"})

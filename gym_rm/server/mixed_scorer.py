@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gym_rm.engine.text.messages import check_conversation
+from gym_rm.engine.text.messages import check_conversation, reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import Scorer, is_relative, try_score
 from gym_rm.scores import Scores, ScoringError
@@ -24,6 +24,13 @@ class AllTurns:
     """A conversation whose every assistant turn is scored."""
 
     conversation: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AnyMessages:
+    """Messages to score whether or not the last one is a reply, as vLLM does."""
+
+    messages: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,8 @@ class RenderedText:
 
 
 ScorerInput: TypeAlias = Any
-"""A conversation, `AllTurns` or `RenderedText`; a conversation of a request can be any JSON value."""
+"""A conversation with a reply, `AnyMessages`, `AllTurns` or `RenderedText`; a conversation of a request can be any JSON
+value."""
 
 
 class MixedScorer:
@@ -86,7 +94,8 @@ class MixedScorer:
     def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
         """Score inputs of one sort."""
         if sort == "conversation":
-            scores = try_score(self.scorer, inputs, prompts)
+            conversations = [one.messages if isinstance(one, AnyMessages) else one for one in inputs]
+            scores = try_score(self.scorer, conversations, prompts)
         elif sort == "turns":
             scores = try_score(self.scorer, [one.conversation for one in inputs], prompts, turns="all")
         else:
@@ -101,8 +110,18 @@ class MixedScorer:
 
 
 def _sort(one: ScorerInput) -> str:
-    """Return the call of the scorer that an input belongs to. Raises ConversationError if it is no conversation."""
+    """Return the call of the scorer that an input belongs to.
+
+    Raises:
+        ConversationError: it is not a conversation with a reply.
+    """
     if isinstance(one, RenderedText):
         return "text with special tokens" if one.add_special_tokens else "text"
-    check_conversation(one.conversation if isinstance(one, AllTurns) else one)
-    return "turns" if isinstance(one, AllTurns) else "conversation"
+    if isinstance(one, AllTurns):
+        check_conversation(one.conversation)
+        return "turns"
+    if isinstance(one, AnyMessages):
+        check_conversation(one.messages)
+    else:
+        reply_text(check_conversation(one))
+    return "conversation"

@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeAlias
 import pydantic
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gym_rm.documents import parse_json
 from gym_rm.errors import nearest
 from gym_rm.server.responses import RequestError
 
@@ -42,12 +42,12 @@ class RequestBody(pydantic.BaseModel):
 
 
 class StrictRequest(Request):
-    """A request whose JSON has no NaN, no Infinity, no deep nesting and no more rows than a request may have."""
+    """A request whose JSON is that of `parse_json`, with no more rows than a request may have."""
 
     async def json(self) -> Any:
         """Return the value of the body."""
         try:
-            value = from_json(await self.body(), allow_inf_nan=False)
+            value = parse_json(await self.body())
         except ValueError as error:
             raise RequestError("invalid_json", f"the body is not valid JSON: {error}.") from None
         for name, rows in value.items() if isinstance(value, dict) else ():

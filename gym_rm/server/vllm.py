@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from gym_rm.scores import Scores
 from gym_rm.server import sglang
+from gym_rm.server.mixed_scorer import AnyMessages
 from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts
 from gym_rm.server.responses import RequestError, json_response, raise_for_rows, sigmoid
 from gym_rm.server.service import Service
@@ -124,7 +125,7 @@ async def pooling(body: InputBody, request: Request) -> Response:
 
 async def _score_inputs(service: Service, body: InputBody, request: Request) -> Scores:
     if body.input is None:
-        return raise_for_rows(await service.score([body.messages], request))
+        return raise_for_rows(await service.score([AnyMessages(body.messages)], request))
     texts = service.rendered_texts(body.input, add_special_tokens=body.add_special_tokens)
     return raise_for_rows(await service.score(texts, request))
 

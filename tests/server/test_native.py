@@ -62,6 +62,29 @@ def test_a_malformed_row_does_not_reach_a_function(serving):
     assert seen == [chat("a", "four")]
 
 
+@pytest.mark.parametrize(
+    ("conversation", "message"),
+    [
+        (chat("a", "four", "Thanks."), "must be a reply"),
+        ([{"role": "system", "content": "Be brief."}], "must be a reply"),
+        (chat("a", "\ud800"), "lone surrogate"),
+    ],
+    ids=["user", "system", "surrogate"],
+)
+def test_a_conversation_without_a_readable_reply_has_an_error_instead_of_a_reward(model_client, conversation, message):
+    body = {"conversations": [conversation, chat("a", "four")]}
+    reply = model_client.post("/v1/rewards", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert reply.json()["rewards"][0] is None
+    assert message in reply.json()["errors"][0]
+    assert reply.json()["rewards"][1] is not None
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/info", "/metrics", "/v1/models"])
+def test_head_has_the_status_of_get_and_no_body(client, path):
+    reply = client.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
 def test_no_conversations_are_no_rewards(client):
     reply = client.post("/v1/rewards", json={"conversations": []})
     assert (reply.status_code, reply.json()["rewards"]) == (200, [])
