@@ -10,7 +10,8 @@ from gym_rm import checks
 from gym_rm.planning.exports.gym_rm import own_settings
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
 from gym_rm.planning.exports.openrlhf import OPENRLHF
-from gym_rm.planning.exports.parts import Flags, Library, divide, write
+from gym_rm.planning.exports.parts import Flags, divide
+from gym_rm.planning.exports.table import Library, write
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan
