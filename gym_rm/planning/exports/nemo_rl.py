@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import STRICT, Library, Only, Row, adapters, always, hydra, same
+from gym_rm.planning.exports.table import Library, Only, Row, adapters, always, hydra, same
 from gym_rm.planning.plan import ComponentPlan, Plan, Role
 
 _GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
@@ -113,7 +114,7 @@ def _if_asynchronous(_: Parts, plan: Plan) -> bool | None:
 
 NEMO_RL = Library(
     (
-        *STRICT,
+        *table.STRICT,
         Only("policy", "lora.target_modules", ("all-linear",), "its adapters are on all linear layers"),
         Only("policy reward_model", "dtype", _loaded, "it loads all weights in float32, also those under policy.lora"),
         Only("policy", "master_weights", (True,), "it keeps float32 weights"),

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import (
-    SHARDED,
-    SHORT,
-    STRICT,
-    Library,
-    Only,
-    Row,
-    adapters,
-    always,
-    same,
-    words,
-)
+from gym_rm.planning.exports.table import SHORT, Library, Only, Row, adapters, always, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 
@@ -88,10 +78,6 @@ def _sharded(parts: Parts, each: ComponentPlan) -> tuple[int]:
     return (each.fsdp_size * each.num_replicas if parts.policy.fsdp_size > 1 else each.fsdp_size,)
 
 
-def _asynchronous(parts: Parts, _: Any) -> tuple[bool, bool]:
-    return False, not parts.together(parts.policy, parts.generation)
-
-
 def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
     """Return the modules with adapters: a list of names, or None for all."""
     return policy.lora.target_modules if policy.lora and isinstance(policy.lora.target_modules, tuple) else None
@@ -99,16 +85,16 @@ def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
 
 OPENRLHF = Library(
     (
-        *STRICT,
-        NO_SEQS,
-        SHARDED,
+        *table.STRICT,
+        table.NO_SEQS,
+        table.SHARDED,
         Only("policy", "dtype", ("bfloat16", "float16"), "DeepSpeed trains in 16 bits"),
         Only("generation", "dtype", ("bfloat16",), "its vLLM is in bfloat16"),
         Only("policy critic", "master_weights", (True,), "DeepSpeed keeps float32 weights for the optimizer"),
         Only("policy", "lora.target_modules", lambda *each: ("all-linear", _modules(*each)), "it takes a list"),
         Only("reference critic", "fsdp_size", _stage, "ZeRO-3 shards it only with the policy, by policy.fsdp_size"),
         Only("reference critic", "fsdp_size", _sharded, "ZeRO-3 shards it as the policy, more slowly", harmless=True),
-        Only("plan", "asynchronous", _asynchronous, "generation has no GPUs of its own"),
+        table.ASYNCHRONOUS,
         same("reference critic reward_model", "dtype", "--ds.param_dtype is for all models but vLLM"),
         same("reference critic reward_model", "tensor_parallel_size", "--ds.tensor_parallel_size is one number"),
         same("critic", "gradient_checkpointing", "it is checkpointed with the policy"),

@@ -178,4 +178,10 @@ SHARDED = Only(
     lambda _, each: (each.fsdp_size * each.num_replicas, 1),
     "it shards a model over all of its GPUs, or over none",
 )
+ASYNCHRONOUS = Only(
+    "plan",
+    "asynchronous",
+    lambda parts, _: (False, not parts.together(parts.policy, parts.generation)),
+    "generation has no GPUs of its own",
+)
 NO_SEQS = Only("generation", "max_num_seqs", (), "vLLM runs as many as its share of the memory holds", harmless=True)

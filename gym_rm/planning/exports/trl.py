@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts, options_of
-from gym_rm.planning.exports.table import NO_SEQS, SHARDED, USUAL, Library, Only, Row, adapters, same, words
+from gym_rm.planning.exports.table import Library, Only, Row, adapters, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
@@ -131,9 +132,9 @@ def _accumulated(parts: Parts, _: Any) -> int:
 
 TRL = Library(
     (
-        *USUAL,
-        NO_SEQS,
-        SHARDED,
+        *table.USUAL,
+        table.NO_SEQS,
+        table.SHARDED,
         Only("policy", "dtype", ("bfloat16", "float32"), "its trainer cannot unscale gradients in float16"),
         Only("policy", "master_weights", lambda _, each: (True, bool(each.lora)), "peft has adapters in float32"),
         Only("policy reference", "tensor_parallel_size", (1,), "GRPOTrainer has no tensor parallelism"),
