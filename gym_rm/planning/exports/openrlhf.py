@@ -78,6 +78,11 @@ def _sharded(parts: Parts, each: ComponentPlan) -> tuple[int]:
     return (each.fsdp_size * each.num_replicas if parts.policy.fsdp_size > 1 else each.fsdp_size,)
 
 
+def _tokens(parts: Parts, *components: ComponentPlan | None) -> int:
+    """Return the tokens of a forward for each GPU of a tensor-parallel group, which share them."""
+    return parts.least_tokens(*components) // parts.policy.tensor_parallel_size
+
+
 def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
     """Return the modules with adapters: a list of names, or None for all."""
     return policy.lora.target_modules if policy.lora and isinstance(policy.lora.target_modules, tuple) else None
@@ -131,8 +136,8 @@ OPENRLHF = Library(
         Row("algo.kl.init_coef", "policy", lambda parts, _: None if parts.reference else 0),
         Row("algo.advantage.estimator", "policy", lambda parts, _: "gae" if parts.critic else "group_norm"),
         Row("train.dynamic_batch_enable", "policy", always(True)),
-        Row("train.max_tokens_per_gpu", "policy", lambda parts, _: parts.least_tokens(parts.policy, parts.critic)),
-        Row("rollout.max_tokens_per_gpu", "policy", lambda parts, _: parts.least_tokens(*_trained(parts))),
+        Row("train.max_tokens_per_gpu", "policy", lambda parts, policy: _tokens(parts, policy, parts.critic)),
+        Row("rollout.max_tokens_per_gpu", "policy", lambda parts, _: _tokens(parts, *_trained(parts))),
         Row("train.batch_size", "plan", lambda parts, _: parts.update_rows()),
         Row("train.max_epochs", "plan", "epochs"),
         Row("train.async_enable", "plan", "asynchronous"),

@@ -44,8 +44,8 @@ def test_a_plan_of_reward_training_is_a_run_of_the_trainer():
     ("change", "fix"),
     [
         ("generation.engine=vllm", "generation.engine=transformers"),
-        ("policy.optimizer=sgd", "policy.optimizer=adamw policy.master_weights=true"),
-        ("policy.master_weights=false", "policy.optimizer=adamw policy.master_weights=true"),
+        ("policy.optimizer=sgd", "set policy.optimizer=adamw"),
+        ("policy.master_weights=false", "set policy.master_weights=true"),
         ("policy.dtype=float16", "policy.dtype=bfloat16"),
         ("workload.num_prompts=6", "6 prompts of a step do not divide among 4 processes"),
         ("critic={}", "no critic"),
