@@ -48,9 +48,7 @@ _OF_TRAIN = (
 _OF_GRPO = (
     *_TRAINED,
     Only("policy", "dtype", ("bfloat16", "float32"), "it has weights in bfloat16 or float32"),
-    Only("generation reference", "sleeps", (False,), "it stays on the GPU"),
-    Only("generation", "tensor_parallel_size", (1,), "it generates with the policy's own weights"),
-    same("generation", "dtype", "it generates with the policy's own weights"),
+    Only("reference", "sleeps", (False,), "it stays on the GPU"),
     same("reference", "model", "it is a copy of the policy"),
     same("reference", "dtype", "it is a copy of the policy"),
     same("reference", "fsdp_size", "it is divided as the policy"),

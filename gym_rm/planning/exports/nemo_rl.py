@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import Library, Only, Row, adapters, always, hydra, same
+from gym_rm.planning.exports.table import Library, Only, Row, always, hydra, same
 from gym_rm.planning.plan import ComponentPlan, Plan, Role
 
 _GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
@@ -133,7 +133,9 @@ NEMO_RL = Library(
         same("reference", "fsdp_size", "it is divided as the policy", harmless=True),
         Row("policy.model_name", "policy", "model"),
         Row("policy.precision", "policy", "dtype"),
-        *adapters(f"{_LORA}.dim", f"{_LORA}.alpha", (f"{_LORA}.enabled", True)),
+        Row(f"{_LORA}.enabled", "policy", lambda _, policy: policy.lora and True),
+        Row(f"{_LORA}.dim", "policy", "lora.rank"),
+        Row(f"{_LORA}.alpha", "policy", "lora.alpha"),
         Row(f"{_LORA}.dropout", "policy", "lora.dropout"),
         Row(f"{_LORA}.use_triton", "policy", lambda _, each: each.lora and each.tensor_parallel_size == 1),
         Row("policy.optimizer.name", "policy", always("torch.optim.AdamW")),

@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import SHORT, Library, Only, Row, adapters, always, same, words
+from gym_rm.planning.exports.table import SHORT, Library, Only, Row, always, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 
@@ -33,8 +33,8 @@ def _check(parts: Parts) -> None:
     for each in _trained(parts):
         parts.shape(each)
     policy = parts.policy
-    if policy.fsdp_size > 1 and any(each.num_replicas > 1 for each in parts.reward_models):
-        parts.note("ZeRO-3 of the policy also shards the reward model over its GPUs, which is slower than replicas.")
+    if policy.fsdp_size > 1 and (copied := [each.name for each in _trained(parts) if each.num_replicas > 1]):
+        parts.note(f"ZeRO-3 of the policy also shards {', '.join(copied)}, which is slower than replicas.")
     if policy.fsdp_size == 1 and policy.num_replicas > 1:
         parts.note("ZeRO-2 shards gradients and optimizer over the replicas, which takes less memory than planned.")
     parts.update_rows()
@@ -73,14 +73,13 @@ def _stage(parts: Parts, each: ComponentPlan) -> tuple[int, int]:
     return 1, each.fsdp_size if parts.policy.fsdp_size > 1 else 1
 
 
-def _sharded(parts: Parts, each: ComponentPlan) -> tuple[int]:
-    """Return the FSDP size that another model has with the ZeRO stage of the policy."""
-    return (each.fsdp_size * each.num_replicas if parts.policy.fsdp_size > 1 else each.fsdp_size,)
-
-
 def _tokens(parts: Parts, *components: ComponentPlan | None) -> int:
     """Return the tokens of a forward for each GPU of a tensor-parallel group, which share them."""
     return parts.least_tokens(*components) // parts.policy.tensor_parallel_size
+
+
+def _may_overlap(parts: Parts, _: Any) -> tuple[bool, bool]:
+    return False, not parts.together(parts.policy, parts.generation)
 
 
 def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
@@ -91,21 +90,21 @@ def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
 OPENRLHF = Library(
     (
         *table.STRICT,
-        table.NO_SEQS,
+        Only("generation", "max_num_seqs", (), "vLLM runs as many as its memory holds", harmless=True),
         table.SHARDED,
         Only("policy", "dtype", ("bfloat16", "float16"), "DeepSpeed trains in 16 bits"),
         Only("generation", "dtype", ("bfloat16",), "its vLLM is in bfloat16"),
         Only("policy critic", "master_weights", (True,), "DeepSpeed keeps float32 weights for the optimizer"),
         Only("policy", "lora.target_modules", lambda *each: ("all-linear", _modules(*each)), "it takes a list"),
         Only("reference critic", "fsdp_size", _stage, "ZeRO-3 shards it only with the policy, by policy.fsdp_size"),
-        Only("reference critic", "fsdp_size", _sharded, "ZeRO-3 shards it as the policy, more slowly", harmless=True),
-        table.ASYNCHRONOUS,
+        Only("plan", "asynchronous", _may_overlap, "generation has no GPUs of its own"),
         same("reference critic reward_model", "dtype", "--ds.param_dtype is for all models but vLLM"),
         same("reference critic reward_model", "tensor_parallel_size", "--ds.tensor_parallel_size is one number"),
         same("critic", "gradient_checkpointing", "it is checkpointed with the policy"),
         same("critic", "sleeps", "--ds.enable_sleep is for both"),
         Row("actor.model_name_or_path", "policy", "model"),
-        *adapters("ds.lora.rank", "ds.lora.alpha"),
+        Row("ds.lora.rank", "policy", "lora.rank"),
+        Row("ds.lora.alpha", "policy", "lora.alpha"),
         Row("ds.lora.dropout", "policy", "lora.dropout"),
         Row("ds.lora.target_modules", "policy", _modules),
         Row("ds.param_dtype", "policy", lambda _, policy: SHORT[policy.dtype]),

@@ -79,9 +79,8 @@ class Parts:
         port = 5000 + self.reward_models.index(reward)
         options = options_of(reward) | {name: size for name in SIZES if (size := getattr(reward, name)) > 1}
         given = " ".join(f"--option {name}={value}" for name, value in options.items())
-        self.note(
-            f"first `gym-rm serve {reward.model} --port {port} {given}` on the {self.plan.processor}s of {reward.name}"
-        )
+        where = f"on the {self.plan.processor}s of {reward.name}"
+        self.note(f"first, {where}: gym-rm serve {shlex.quote(reward.model)} --port {port} {given}")
         return f"http://127.0.0.1:{port}"
 
     def shape(self, component: ComponentPlan) -> tuple[int, int]:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.exports.parts import Flags, Parts
-from gym_rm.planning.plan import SIZES_OF
+from gym_rm.planning.plan import SIZES_OF, ComponentPlan
 
 Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "plan"]
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -22,13 +21,9 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting of a library.
+    """A setting of a library for each subject that the plan has.
 
-    Attributes:
-        name: the setting.
-        of: whose value it has; a row whose subject the plan does not have is left out.
-        value: the name of the subject's field, or a function of the parts and the subject; a setting whose value is
-            None is left out.
+    Its value is the subject's field of a name, or that of a function of the parts and the subject; None leaves it out.
     """
 
     name: str
@@ -117,8 +112,6 @@ def read(subject: Any, name: str) -> Any:
 
 def show(value: Any) -> str:
     """Return a value as a request has it."""
-    if isinstance(value, LoRASettings):
-        return f"{{rank: {value.rank}}}"
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"
     if value is None or isinstance(value, bool):
@@ -138,19 +131,6 @@ def words(value: Any) -> str:
     return shlex.join(value) if isinstance(value, tuple) else shlex.quote(show(value))
 
 
-def adapters(rank: str, alpha: str, *others: tuple[str, Any]) -> tuple[Row | Only, ...]:
-    """Return the rows of LoRA adapters of the policy; `others` are settings that come with them."""
-
-    def constant(value: Any) -> Callable[[Parts, Any], Any]:
-        return lambda _, policy: value if policy.lora else None
-
-    alphas = Only(
-        "policy", "lora.alpha", lambda _, each: (each.lora and max(round(each.lora.alpha), 1),), "it is whole"
-    )
-    rows = (Row(rank, "policy", "lora.rank"), Row(alpha, "policy", "lora.alpha"))
-    return alphas, *rows, *(Row(name, "policy", constant(value)) for name, value in others)
-
-
 def always(value: Any) -> Callable[[Parts, Any], Any]:
     """Return a function for a setting that does not depend on the plan."""
     return lambda parts, subject: value
@@ -161,8 +141,14 @@ def same(of: str, name: str, does: str, *, harmless: bool = False) -> Only:
     return Only(of, name, lambda parts, _: (getattr(parts.policy, name),), f"{does}, as policy.{name}", harmless)
 
 
+def _whole(_: Parts, policy: ComponentPlan) -> tuple[int]:
+    return (max(round(policy.lora.alpha if policy.lora else 0), 1),)
+
+
+# What several libraries fix.
 USUAL = (
     Only("policy critic", "shared_prompts", (False,), "every reply has its prompt in its own row"),
+    Only("policy critic", "lora.alpha", _whole, "it reads a whole number"),
     Only("plan", "turns", (1,), "its run has one reply to a prompt; more need an agent loop of your own"),
     same("reference", "model", "its reference is a copy of the policy"),
 )
@@ -178,10 +164,3 @@ SHARDED = Only(
     lambda _, each: (each.fsdp_size * each.num_replicas, 1),
     "it shards a model over all of its GPUs, or over none",
 )
-ASYNCHRONOUS = Only(
-    "plan",
-    "asynchronous",
-    lambda parts, _: (False, not parts.together(parts.policy, parts.generation)),
-    "generation has no GPUs of its own",
-)
-NO_SEQS = Only("generation", "max_num_seqs", (), "vLLM runs as many as its share of the memory holds", harmless=True)

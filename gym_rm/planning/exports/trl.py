@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts, options_of
-from gym_rm.planning.exports.table import Library, Only, Row, adapters, same, words
+from gym_rm.planning.exports.table import Library, Only, Row, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
@@ -114,8 +114,8 @@ def _colocated(value: Callable[[Parts, Any], Any]) -> Callable[[Parts, Any], Any
     return lambda parts, each: value(parts, each) if _mode(parts) == "colocate" else None
 
 
-def _engine_dtypes(parts: Parts, generation: ComponentPlan) -> tuple[str, ...]:
-    return ("bfloat16",) if _mode(parts) == "colocate" else (generation.dtype,)
+def _of_engine(parts: Parts, generation: ComponentPlan) -> tuple[str]:
+    return ("bfloat16" if _mode(parts) == "colocate" else generation.dtype,)
 
 
 def _local_batch(parts: Parts) -> tuple[int, int]:
@@ -133,14 +133,14 @@ def _accumulated(parts: Parts, _: Any) -> int:
 TRL = Library(
     (
         *table.USUAL,
-        table.NO_SEQS,
+        Only("generation", "max_num_seqs", (), "vLLM runs as many as its memory holds", harmless=True),
         table.SHARDED,
         Only("policy", "dtype", ("bfloat16", "float32"), "its trainer cannot unscale gradients in float16"),
         Only("policy", "master_weights", lambda _, each: (True, bool(each.lora)), "peft has adapters in float32"),
         Only("policy reference", "tensor_parallel_size", (1,), "GRPOTrainer has no tensor parallelism"),
         Only("policy reference reward_model", "sleeps", (False,), "it stays on the GPU while others work"),
         Only("generation", "sleeps", lambda parts, _: (False, _mode(parts) == "colocate"), "a server does not"),
-        Only("generation", "dtype", _engine_dtypes, "its vLLM takes the dtype in config.json, mostly bfloat16"),
+        Only("generation", "dtype", _of_engine, "its vLLM takes the dtype in config.json, mostly bfloat16"),
         Only("reference", "dtype", lambda parts, _: (_loaded(parts),), "it is loaded as policy.dtype says"),
         same("reference", "fsdp_size", "it is sharded as the policy"),
         same("reference", "max_num_batched_tokens", "it takes as many rows as the policy", harmless=True),
@@ -148,7 +148,9 @@ TRL = Library(
         Row("model_name_or_path", "policy", "model"),
         Row("dtype", "policy", _loaded),
         Row("bf16", "policy", _mixed),
-        *adapters("lora_r", "lora_alpha", ("use_peft", True)),
+        Row("use_peft", "policy", lambda _, policy: policy.lora and True),
+        Row("lora_r", "policy", "lora.rank"),
+        Row("lora_alpha", "policy", "lora.alpha"),
         Row("lora_dropout", "policy", "lora.dropout"),
         Row("lora_target_modules", "policy", "lora.target_modules"),
         Row("optim", "policy", lambda _, policy: OPTIMIZERS.get(policy.optimizer)),

@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import SHORT, Library, Only, Row, adapters, always, hydra
+from gym_rm.planning.exports.table import SHORT, Library, Only, Row, always, hydra
 from gym_rm.planning.plan import ComponentPlan
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -55,20 +55,11 @@ def _kept(_: Parts, each: ComponentPlan) -> str:
     return SHORT["float32" if each.optimizer and each.master_weights and not each.lora else each.dtype]
 
 
-def _computed(_: Parts, each: ComponentPlan) -> str | None:
-    """Return the dtype to which FSDP casts a layer that runs; bfloat16 by default."""
-    return None if each.dtype == "bfloat16" else SHORT[each.dtype]
-
-
-def _longest(parts: Parts, _: Any) -> int:
-    return parts.max_total
-
-
 def _fsdp(name: str, of: Any) -> tuple[Row, ...]:
     """Return the rows of a model that FSDP holds."""
     return (
         Row(f"{name}.model_dtype", of, _kept),
-        Row(f"++{name}.mixed_precision.param_dtype", of, _computed),
+        Row(f"++{name}.mixed_precision.param_dtype", of, lambda _, each: SHORT[each.dtype]),
         Row(f"{name}.fsdp_size", of, "fsdp_size"),
         Row(f"{name}.param_offload", of, "sleeps"),
     )
@@ -91,11 +82,9 @@ VERL = Library(
         Row("algorithm.adv_estimator", "policy", lambda parts, _: "gae" if parts.critic else "grpo"),
         Row("actor_rollout_ref.model.path", "policy", "model"),
         Row("actor_rollout_ref.model.enable_gradient_checkpointing", "policy", "gradient_checkpointing"),
-        *adapters(
-            "actor_rollout_ref.model.lora_rank",
-            "actor_rollout_ref.model.lora_alpha",
-            (f"{_ROLLOUT}.load_format", "safetensors"),
-        ),
+        Row("actor_rollout_ref.model.lora_rank", "policy", "lora.rank"),
+        Row("actor_rollout_ref.model.lora_alpha", "policy", "lora.alpha"),
+        Row(f"{_ROLLOUT}.load_format", "policy", lambda _, policy: policy.lora and "safetensors"),
         Row("actor_rollout_ref.model.target_modules", "policy", "lora.target_modules"),
         Row(f"{_ACTOR}.optim.optimizer", "policy", always("AdamW")),
         Row("critic.optim.optimizer", "critic", always("AdamW")),
@@ -114,7 +103,7 @@ VERL = Library(
         Row(f"{_ROLLOUT}.dtype", "generation", "dtype"),
         Row(f"{_ROLLOUT}.max_num_seqs", "generation", "max_num_seqs"),
         Row(f"{_ROLLOUT}.max_num_batched_tokens", "generation", "max_num_batched_tokens"),
-        Row(f"{_ROLLOUT}.max_model_len", "generation", _longest),
+        Row(f"{_ROLLOUT}.max_model_len", "generation", lambda parts, _: parts.max_total),
         Row(f"{_ROLLOUT}.n", "plan", "group_size"),
         *_fsdp(f"{_REF}.fsdp_config", "reference"),
         Row(f"{_REF}.log_prob_max_token_len_per_gpu", "reference", "max_num_batched_tokens"),
@@ -136,7 +125,7 @@ VERL = Library(
         Row(f"{_REWARD}.rollout.tensor_model_parallel_size", "reward_model", "tensor_parallel_size"),
         Row(f"{_REWARD}.rollout.gpu_memory_utilization", "reward_model", Parts.memory_share),
         Row(f"{_REWARD}.rollout.max_num_batched_tokens", "reward_model", "max_num_batched_tokens"),
-        Row(f"{_REWARD}.rollout.max_model_len", "reward_model", _longest),
+        Row(f"{_REWARD}.rollout.max_model_len", "reward_model", lambda parts, _: parts.max_total),
         Row(f"{_REWARD}.rollout.free_cache_engine", "reward_model", "sleeps"),
         Row("data.train_batch_size", "plan", "num_prompts"),
         Row("data.max_prompt_length", "plan", "prompt_tokens"),

@@ -26,6 +26,7 @@ NOT_OF = {
     "reference": (*OF_TRAINING, "max_num_seqs", "quantization"),
     "reward_model": (*OF_TRAINING, "max_num_seqs"),
 }
+OF_ENGINE = ("dtype", "tensor_parallel_size", "sleeps")  # gym-rm generates with the policy's weights, without one
 OTHERS = {
     "model": ("another",),
     "dtype": ("float32", "bfloat16", "float16"),
@@ -95,7 +96,8 @@ CASES = [
     for lora in (False, True)
     for role in {part.role.value: None for each in base(library).pools for part in each.components}
     for field in dataclasses.fields(ComponentPlan)
-    if field.name not in IMPLIED and field.name not in NOT_OF[role]
+    if field.name not in (*IMPLIED, *NOT_OF[role])
+    and not (library == "gym-rm" and role == "generation" and field.name in OF_ENGINE)
 ]
 
 

@@ -219,7 +219,7 @@ TENSOR = pool(
         ("openrlhf", plan_of([8], TENSOR), "reward_models.rm.tensor_parallel_size=1, but --ds.tensor_parallel_size is one number"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
         ("verl", together(quantization="int8"), "reward_models.rm.quantization=int8, but only gym_rm's scorers"),
-        ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "critic.lora={rank: 8}, but it trains the whole critic"),
+        ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "but it trains the whole critic; set critic.lora=null"),
         ("openrlhf", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "other adapters for critic.lora"),
         ("trl", together(), "policy.sleeps=true, but it stays on the GPU"),
         ("trl", plan_of([8], TENSOR), "policy.tensor_parallel_size=2, but GRPOTrainer has no"),
