@@ -116,7 +116,8 @@ NEMO_RL = Library(
     (
         *table.STRICT,
         Only("policy", "lora.target_modules", ("all-linear",), "its adapters are on all linear layers"),
-        Only("policy reward_model", "dtype", _loaded, "it loads all weights in float32, also those under policy.lora"),
+        Only("policy", "dtype", _loaded, "it loads all weights in float32, also those under policy.lora"),
+        Only("reward_model", "dtype", _loaded, "it loads the weights in float32"),
         Only("policy", "master_weights", (True,), "it keeps float32 weights"),
         Only("policy generation", "sleeps", lambda parts, _: (False, _colocated(parts)), "it stays on GPUs of its own"),
         Only(

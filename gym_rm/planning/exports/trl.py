@@ -118,6 +118,16 @@ def _of_engine(parts: Parts, generation: ComponentPlan) -> tuple[str]:
     return ("bfloat16" if _mode(parts) == "colocate" else generation.dtype,)
 
 
+def _rows(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
+    """Return how many conversations the policy generates at a time; of vLLM, any."""
+    rows = parts.plan.conversations // _processes(parts)
+    return (rows if parts.generates_itself else generation.max_num_seqs,)
+
+
+def _of_vllm(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
+    return (generation.max_num_seqs if parts.generates_itself else None,)
+
+
 def _local_batch(parts: Parts) -> tuple[int, int]:
     """Return the conversations of a process in an update, and those in one forward, within the token budget."""
     share = parts.plan.conversations // (_processes(parts) * parts.plan.updates_per_step)
@@ -133,7 +143,8 @@ def _accumulated(parts: Parts, _: Any) -> int:
 TRL = Library(
     (
         *table.USUAL,
-        Only("generation", "max_num_seqs", (), "vLLM runs as many as its memory holds", harmless=True),
+        Only("generation", "max_num_seqs", _rows, "it generates all conversations of a process at a time"),
+        Only("generation", "max_num_seqs", _of_vllm, "vLLM runs as many as its memory holds", harmless=True),
         table.SHARDED,
         Only("policy", "dtype", ("bfloat16", "float32"), "its trainer cannot unscale gradients in float16"),
         Only("policy", "master_weights", lambda _, each: (True, bool(each.lora)), "peft has adapters in float32"),
@@ -141,7 +152,12 @@ TRL = Library(
         Only("policy reference reward_model", "sleeps", (False,), "it stays on the GPU while others work"),
         Only("generation", "sleeps", lambda parts, _: (False, _mode(parts) == "colocate"), "a server does not"),
         Only("generation", "dtype", _of_engine, "its vLLM takes the dtype in config.json, mostly bfloat16"),
-        Only("reference", "dtype", lambda parts, _: (_loaded(parts),), "it is loaded as policy.dtype says"),
+        Only(
+            "reference",
+            "dtype",
+            lambda parts, _: (_loaded(parts),),
+            "it is loaded as the policy, whose weights are as policy.dtype and policy.master_weights say",
+        ),
         same("reference", "fsdp_size", "it is sharded as the policy"),
         same("reference", "max_num_batched_tokens", "it takes as many rows as the policy", harmless=True),
         Only("plan", "asynchronous", (False,), "GRPOTrainer has no asynchronous steps"),

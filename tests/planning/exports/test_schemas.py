@@ -70,7 +70,7 @@ def test_openrlhf_reads_every_argument(lora):
     (main,) = (node for node in tree.body if isinstance(node, ast.If))
     last = next(i for i, node in enumerate(main.body) if "parse_args" in ast.unparse(node))
     names = {"argparse": argparse, "datetime": datetime.datetime}
-    exec(compile(ast.Module(main.body[:last], []), "train_ppo_ray", "exec"), names)  # noqa: S102  # its parser alone
+    exec(compile(ast.Module(main.body[:last], []), "train_ppo_ray", "exec"), names)  # its parser alone
     words = shlex.split(" ".join(flags(base("openrlhf", lora=lora), "openrlhf").lines))
     read = names["parser"].parse_args(words)
     assert vars(read)["rollout.max_new_tokens"] == 1024

@@ -4,8 +4,10 @@ import shlex
 
 import pytest
 
+from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.exports import flags
+from tests.planning.exports.test_fields import base, changed
 from tests.planning.plans import awake, component, gpus, plan_of, pool
 
 trl = pytest.importorskip("trl")
@@ -67,3 +69,11 @@ def test_accelerate_accepts_the_launch_line():
         words = flags(plan, "trl").lines[0].split()[2:]
         parsed = commands.launch_command_parser().parse_args([*words, "script.py"])
         assert parsed.num_processes == plan.used_gpus
+
+
+def test_trl_generates_with_the_weights_of_the_policy():
+    plan = changed(base("gym-rm"), "reference", dtype="float32")  # all conversations of a process at a time, 64 of 512
+    assert read(plan)[1].use_vllm is False
+    assert "vllm" not in "".join(line for line in flags(plan, "trl").lines if "use_vllm" not in line)
+    with pytest.raises(ConfigError, match=r"max_num_seqs=32, but it generates all .*; set generation.max_num_seqs=64"):
+        flags(changed(plan, "generation", max_num_seqs=32), "trl")
