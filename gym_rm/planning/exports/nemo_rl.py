@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import Library, Only, Row, always, hydra, same
+from gym_rm.planning.exports.table import STRICT, Library, Only, Row, always, hydra, same
 from gym_rm.planning.plan import ComponentPlan, Plan, Role
 
 _GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
+_PACKING = "policy.sequence_packing"
 _REWARD = "++env.reward_model"  # not in the default file, as the adapters in some versions
 _LORA = "++policy.dtensor_cfg.lora_cfg"
 
@@ -114,20 +114,16 @@ def _if_asynchronous(_: Parts, plan: Plan) -> bool | None:
 
 NEMO_RL = Library(
     (
-        *table.STRICT,
+        *STRICT,
         Only("policy", "lora.target_modules", ("all-linear",), "its adapters are on all linear layers"),
         Only("policy", "dtype", _loaded, "it loads all weights in float32, also those under policy.lora"),
         Only("reward_model", "dtype", _loaded, "it loads the weights in float32"),
         Only("policy", "master_weights", (True,), "it keeps float32 weights"),
         Only("policy generation", "sleeps", lambda parts, _: (False, _colocated(parts)), "it stays on GPUs of its own"),
-        Only(
-            "policy generation", "sleeps", lambda parts, _: (_colocated(parts), True), "it always does", harmless=True
-        ),
+        Only("policy generation", "sleeps", lambda parts, _: (_colocated(parts), True), "it does", harmless=True),
         Only("reference", "sleeps", (True,), "it is in the host's memory while the policy works", harmless=True),
         Only("reward_model", "sleeps", (False,), "it never sleeps"),
-        Only(
-            "plan", "asynchronous", lambda parts, _: (False, not _colocated(parts)), "generation has no GPUs of its own"
-        ),
+        Only("plan", "asynchronous", lambda parts, _: (False, not _colocated(parts)), "generation shares its GPUs"),
         Only("plan", "epochs", (1,), "it trains once on each conversation of a step"),
         same("reference", "dtype", "it computes in policy.precision"),
         same("reference", "tensor_parallel_size", "it is divided as the policy", harmless=True),
@@ -153,13 +149,9 @@ NEMO_RL = Library(
         Row("policy.dtensor_cfg.tensor_parallel_size", "policy", "tensor_parallel_size"),
         Row("++policy.dtensor_cfg.dp_replicate_size", "policy", _replicas),
         Row("policy.dtensor_cfg.activation_checkpointing", "policy", "gradient_checkpointing"),
-        Row("policy.sequence_packing.enabled", "policy", always(True)),
-        Row("policy.sequence_packing.train_mb_tokens", "policy", "max_num_batched_tokens"),
-        Row(
-            "policy.sequence_packing.logprob_mb_tokens",
-            "policy",
-            lambda parts, policy: parts.least_tokens(policy, parts.reference),
-        ),
+        Row(f"{_PACKING}.enabled", "policy", always(True)),
+        Row(f"{_PACKING}.train_mb_tokens", "policy", "max_num_batched_tokens"),
+        Row(f"{_PACKING}.logprob_mb_tokens", "policy", lambda parts, each: parts.least_tokens(each, parts.reference)),
         Row("policy.train_global_batch_size", "plan", lambda parts, _: parts.update_rows()),
         Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
         Row("policy.generation.max_new_tokens", "plan", "reply_tokens"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import SHORT, Library, Only, Row, always, same, words
+from gym_rm.planning.exports.table import SHARDED, SHORT, STRICT, Library, Only, Row, always, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 
@@ -78,10 +77,6 @@ def _tokens(parts: Parts, *components: ComponentPlan | None) -> int:
     return parts.least_tokens(*components) // parts.policy.tensor_parallel_size
 
 
-def _may_overlap(parts: Parts, _: Any) -> tuple[bool, bool]:
-    return False, not parts.together(parts.policy, parts.generation)
-
-
 def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
     """Return the modules with adapters: a list of names, or None for all."""
     return policy.lora.target_modules if policy.lora and isinstance(policy.lora.target_modules, tuple) else None
@@ -89,15 +84,15 @@ def _modules(_: Parts, policy: ComponentPlan) -> tuple[str, ...] | None:
 
 OPENRLHF = Library(
     (
-        *table.STRICT,
+        *STRICT,
         Only("generation", "max_num_seqs", (), "vLLM runs as many as its memory holds", harmless=True),
-        table.SHARDED,
+        SHARDED,
         Only("policy", "dtype", ("bfloat16", "float16"), "DeepSpeed trains in 16 bits"),
         Only("generation", "dtype", ("bfloat16",), "its vLLM is in bfloat16"),
         Only("policy critic", "master_weights", (True,), "DeepSpeed keeps float32 weights for the optimizer"),
         Only("policy", "lora.target_modules", lambda *each: ("all-linear", _modules(*each)), "it takes a list"),
         Only("reference critic", "fsdp_size", _stage, "ZeRO-3 shards it only with the policy, by policy.fsdp_size"),
-        Only("plan", "asynchronous", _may_overlap, "generation has no GPUs of its own"),
+        Only("plan", "asynchronous", lambda *each: (False, not _all_together(*each)), "all share their GPUs"),
         same("reference critic reward_model", "dtype", "--ds.param_dtype is for all models but vLLM"),
         same("reference critic reward_model", "tensor_parallel_size", "--ds.tensor_parallel_size is one number"),
         same("critic", "gradient_checkpointing", "it is checkpointed with the policy"),
@@ -118,9 +113,7 @@ OPENRLHF = Library(
         Row("critic.model_name_or_path", "critic", "model"),
         Row("train.colocate_all", "policy", _all_together),
         Row("train.colocate_actor_ref", "reference", lambda parts, _: _shared(parts, parts.policy, parts.reference)),
-        Row(
-            "train.colocate_critic_reward", "critic", lambda parts, _: _shared(parts, parts.critic, parts.reward_model)
-        ),
+        Row("train.colocate_critic_reward", "critic", lambda parts, each: _shared(parts, each, parts.reward_model)),
         Row("vllm.num_engines", "generation", "num_replicas"),
         Row("vllm.tensor_parallel_size", "generation", "tensor_parallel_size"),
         Row("vllm.gpu_memory_utilization", "generation", Parts.memory_share),
@@ -142,7 +135,7 @@ OPENRLHF = Library(
         Row("train.async_enable", "plan", "asynchronous"),
         Row("rollout.batch_size", "plan", "num_prompts"),
         Row("rollout.n_samples_per_prompt", "plan", "group_size"),
-        Row("rollout.max_new_tokens", "plan", lambda parts, _: parts.plan.reply_tokens),
+        Row("rollout.max_new_tokens", "plan", "reply_tokens"),
         Row("data.max_len", "plan", lambda parts, _: parts.max_total),
     ),
     _line,

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts, options_of
-from gym_rm.planning.exports.table import Library, Only, Row, same, words
+from gym_rm.planning.exports.table import SHARDED, USUAL, Library, Only, Row, same, words
 from gym_rm.planning.plan import ComponentPlan
 
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
@@ -120,8 +119,7 @@ def _of_engine(parts: Parts, generation: ComponentPlan) -> tuple[str]:
 
 def _rows(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
     """Return how many conversations the policy generates at a time; of vLLM, any."""
-    rows = parts.plan.conversations // _processes(parts)
-    return (rows if parts.generates_itself else generation.max_num_seqs,)
+    return (parts.plan.conversations // _processes(parts) if parts.generates_itself else generation.max_num_seqs,)
 
 
 def _of_vllm(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
@@ -142,22 +140,17 @@ def _accumulated(parts: Parts, _: Any) -> int:
 
 TRL = Library(
     (
-        *table.USUAL,
+        *USUAL,
         Only("generation", "max_num_seqs", _rows, "it generates all conversations of a process at a time"),
         Only("generation", "max_num_seqs", _of_vllm, "vLLM runs as many as its memory holds", harmless=True),
-        table.SHARDED,
+        SHARDED,
         Only("policy", "dtype", ("bfloat16", "float32"), "its trainer cannot unscale gradients in float16"),
         Only("policy", "master_weights", lambda _, each: (True, bool(each.lora)), "peft has adapters in float32"),
         Only("policy reference", "tensor_parallel_size", (1,), "GRPOTrainer has no tensor parallelism"),
         Only("policy reference reward_model", "sleeps", (False,), "it stays on the GPU while others work"),
         Only("generation", "sleeps", lambda parts, _: (False, _mode(parts) == "colocate"), "a server does not"),
         Only("generation", "dtype", _of_engine, "its vLLM takes the dtype in config.json, mostly bfloat16"),
-        Only(
-            "reference",
-            "dtype",
-            lambda parts, _: (_loaded(parts),),
-            "it is loaded as the policy, whose weights are as policy.dtype and policy.master_weights say",
-        ),
+        Only("reference", "dtype", lambda *each: (_loaded(*each),), "it has that of policy.dtype and master_weights"),
         same("reference", "fsdp_size", "it is sharded as the policy"),
         same("reference", "max_num_batched_tokens", "it takes as many rows as the policy", harmless=True),
         Only("plan", "asynchronous", (False,), "GRPOTrainer has no asynchronous steps"),
@@ -184,7 +177,7 @@ TRL = Library(
         Row("steps_per_generation", "plan", lambda parts, _: _accumulated(parts, _) * parts.plan.updates_per_step),
         Row("num_generations", "plan", "group_size"),
         Row("num_iterations", "plan", "epochs"),
-        Row("max_completion_length", "plan", lambda parts, _: parts.plan.reply_tokens),
+        Row("max_completion_length", "plan", "reply_tokens"),
     ),
     lambda name, value: f"--{name} {words(value)}",
     _check,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports import table
 from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import SHORT, Library, Only, Row, always, hydra
+from gym_rm.planning.exports.table import SHORT, STRICT, Library, Only, Row, always, hydra
 from gym_rm.planning.plan import ComponentPlan
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -71,7 +70,7 @@ def _mini_batch(parts: Parts, _: Any) -> int:
 
 VERL = Library(
     (
-        *table.STRICT,
+        *STRICT,
         Only("policy", "lora.dropout", (0.0,), "its adapters have none"),
         Only("policy critic reference", "tensor_parallel_size", (1,), "its FSDP has no tensor parallelism"),
         Only("critic", "lora", (None,), "it trains the whole critic"),
