@@ -1,7 +1,7 @@
 """A plan for runs: settings of this package, NeMo RL, verl, OpenRLHF and TRL.
 
-Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026)
-and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
+Names are those of verl 0.9.1, OpenRLHF 0.11.2, TRL 1.16 and NVIDIA-NeMo/RL 7ea279abf (August 2026). A plan that a
+library cannot follow is refused; what it does otherwise is a note.
 """
 
 from __future__ import annotations

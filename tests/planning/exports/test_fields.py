@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
@@ -124,6 +126,24 @@ def test_a_field_of_a_component_is_written_or_refused_by_name(library, lora, rol
             text = exported(other, library)
             assert text != exported(plan, library), value
             assert not text.startswith("refused") or f"{path}.{field}" in text
+
+
+@settings(max_examples=60)
+@given(st.data())
+@pytest.mark.parametrize("library", ["gym-rm", *LIBRARIES])
+def test_plans_of_the_same_text_are_the_same(library, data):
+    changes = [(role, field, value) for name, _, role, field in CASES if name == library for value in OTHERS[field]]
+    some = st.lists(st.sampled_from(changes), max_size=4)
+
+    def drawn():
+        plan = base(library)
+        for role, field, value in data.draw(some):
+            plan = changed(plan, role, **{field: value})
+        return plan
+
+    one, other = drawn(), drawn()
+    text = exported(one, library)
+    assert one == other or text.startswith("refused") or text != exported(other, library)
 
 
 @pytest.mark.parametrize("library", ["gym-rm", *LIBRARIES])

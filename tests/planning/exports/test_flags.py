@@ -241,6 +241,21 @@ def test_all_reasons_are_listed_at_once(library):
     assert "pairs trains a reward model" in str(caught.value)
 
 
+@pytest.mark.parametrize("library", list(LIBRARIES))
+def test_a_policy_of_sizes_alone_asks_for_the_model(library):
+    with pytest.raises(ConfigError, match=r"only sizes for policy; set policy\.model"):
+        flags(changed(base(library), "policy", model="sizes of policy"), library)
+
+
+@pytest.mark.parametrize("library", list(LIBRARIES))
+def test_a_folder_with_other_letters_is_one_word_of_the_shell(library):
+    folder = "/models/of a $user"
+    plan = base(library)
+    for role in ("policy", "reference"):
+        plan = changed(plan, role, model=folder)
+    assert folder in values(flags(plan, library))[OF_POLICY[library][0]]
+
+
 def test_another_library_or_work_is_refused():
     with pytest.raises(ConfigError, match="Did you mean 'openrlhf'"):
         flags(apart(), "openrlfh")
