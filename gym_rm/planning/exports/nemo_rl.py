@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_rm.planning.exports.parts import Parts
 from gym_rm.planning.exports.table import STRICT, Library, Only, Row, always, hydra, same
-from gym_rm.planning.plan import ComponentPlan, Plan, Role
+from gym_rm.planning.plan import ComponentPlan, Role
 
 _GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
 _PACKING = "policy.sequence_packing"
@@ -82,11 +82,6 @@ def _colocated(parts: Parts, _: Any = None) -> bool:
     return parts.together(parts.policy, parts.generation)
 
 
-def _apart(number: int) -> Any:
-    """Return a function for the nodes (0) or GPUs of a node (1) of generation on GPUs of its own."""
-    return lambda parts, each: None if _colocated(parts) else parts.shape(each)[number]
-
-
 def _replicas(parts: Parts, policy: ComponentPlan) -> int | None:
     return policy.num_replicas if policy.num_replicas > 1 and policy.fsdp_size > 1 else None
 
@@ -98,18 +93,10 @@ def _reward_batch(parts: Parts, reward: ComponentPlan) -> int:
     return max(size for size in range(1, most + 1) if rows % size == 0)
 
 
-def _without_reference(value: Any) -> Any:
-    return lambda parts, _: None if parts.reference else value
-
-
 def _loaded(_: Parts, each: ComponentPlan) -> tuple[str, ...]:
     """Return the dtypes that take as much memory as float32 weights, shared by all GPUs of a model."""
     frozen = each.lora is not None or (each.role is Role.REWARD_MODEL and each.num_replicas == 1)
     return ("float32",) if frozen else ("bfloat16", "float16", "float32")
-
-
-def _if_asynchronous(_: Parts, plan: Plan) -> bool | None:
-    return plan.asynchronous or None
 
 
 NEMO_RL = Library(
@@ -139,8 +126,16 @@ NEMO_RL = Library(
         Row("cluster.num_nodes", "policy", lambda parts, _: _nodes(parts)),
         Row("cluster.gpus_per_node", "policy", lambda parts, _: parts.plan.nodes[0]),
         Row("policy.generation.colocated.enabled", "generation", _colocated),
-        Row(f"{_GENERATION}.num_nodes", "generation", _apart(0)),
-        Row(f"{_GENERATION}.gpus_per_node", "generation", _apart(1)),
+        Row(
+            f"{_GENERATION}.num_nodes",
+            "generation",
+            lambda parts, each: None if _colocated(parts) else parts.nodes(each),
+        ),
+        Row(
+            f"{_GENERATION}.gpus_per_node",
+            "generation",
+            lambda parts, each: None if _colocated(parts) else parts.gpus_per_node(each),
+        ),
         Row(f"{_VLLM}.precision", "generation", "dtype"),
         Row(f"{_VLLM}.tensor_parallel_size", "generation", "tensor_parallel_size"),
         Row(f"{_VLLM}.gpu_memory_utilization", "generation", Parts.memory_share),
@@ -156,8 +151,8 @@ NEMO_RL = Library(
         Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
         Row("policy.generation.max_new_tokens", "plan", "reply_tokens"),
         Row("++grpo.async_grpo.enabled", "plan", "asynchronous"),
-        Row("loss_fn.use_importance_sampling_correction", "plan", _if_asynchronous),
-        Row(f"{_VLLM}.async_engine", "plan", _if_asynchronous),
+        Row("loss_fn.use_importance_sampling_correction", "plan", lambda _, plan: plan.asynchronous or None),
+        Row(f"{_VLLM}.async_engine", "plan", lambda _, plan: plan.asynchronous or None),
         Row("++data.default.env_name", "reward_model", always("reward_model")),
         Row(f"{_REWARD}.model_name", "reward_model", "model"),
         Row(f"{_REWARD}.precision", "reward_model", "dtype"),
@@ -167,8 +162,12 @@ NEMO_RL = Library(
         Row(f"{_REWARD}.batch_size", "reward_model", _reward_batch),
         Row("grpo.num_prompts_per_step", "plan", "num_prompts"),
         Row("grpo.num_generations_per_prompt", "plan", "group_size"),
-        Row("loss_fn.reference_policy_kl_penalty", "plan", _without_reference(0)),
-        Row("++grpo.skip_reference_policy_logprobs_calculation", "plan", _without_reference(True)),
+        Row("loss_fn.reference_policy_kl_penalty", "plan", lambda parts, _: None if parts.reference else 0),
+        Row(
+            "++grpo.skip_reference_policy_logprobs_calculation",
+            "plan",
+            lambda parts, _: parts.reference is None or None,
+        ),
     ),
     hydra,
     _check,

@@ -127,15 +127,11 @@ def _of_vllm(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
 
 
 def _local_batch(parts: Parts) -> tuple[int, int]:
-    """Return the conversations of a process in an update, and those in one forward, within the token budget."""
+    """Return the conversations of a process in one forward, within the token budget, and the forwards of an update."""
     share = parts.plan.conversations // (_processes(parts) * parts.plan.updates_per_step)
     most = max(1, parts.policy.max_num_batched_tokens // parts.max_total)
-    return share, max(rows for rows in range(1, min(most, share) + 1) if share % rows == 0)
-
-
-def _accumulated(parts: Parts, _: Any) -> int:
-    share, rows = _local_batch(parts)
-    return share // rows
+    rows = max(rows for rows in range(1, min(most, share) + 1) if share % rows == 0)
+    return rows, share // rows
 
 
 TRL = Library(
@@ -172,9 +168,9 @@ TRL = Library(
         Row("vllm_max_model_length", "generation", _colocated(lambda parts, _: parts.max_total)),
         Row("reward_funcs", "plan", _rewards),
         Row("beta", "policy", lambda parts, _: 0.04 if parts.reference else 0.0),
-        Row("per_device_train_batch_size", "plan", lambda parts, _: _local_batch(parts)[1]),
-        Row("gradient_accumulation_steps", "plan", _accumulated),
-        Row("steps_per_generation", "plan", lambda parts, _: _accumulated(parts, _) * parts.plan.updates_per_step),
+        Row("per_device_train_batch_size", "plan", lambda parts, _: _local_batch(parts)[0]),
+        Row("gradient_accumulation_steps", "plan", lambda parts, _: _local_batch(parts)[1]),
+        Row("steps_per_generation", "plan", lambda parts, plan: _local_batch(parts)[1] * plan.updates_per_step),
         Row("num_generations", "plan", "group_size"),
         Row("num_iterations", "plan", "epochs"),
         Row("max_completion_length", "plan", "reply_tokens"),

@@ -64,10 +64,6 @@ def _fsdp(name: str, of: Any) -> tuple[Row, ...]:
     )
 
 
-def _mini_batch(parts: Parts, _: Any) -> int:
-    return parts.plan.num_prompts // parts.plan.updates_per_step
-
-
 VERL = Library(
     (
         *STRICT,
@@ -92,7 +88,7 @@ VERL = Library(
         Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "policy", "sleeps"),
         Row(f"{_ACTOR}.use_dynamic_bsz", "policy", always(True)),
         Row(f"{_ACTOR}.ppo_max_token_len_per_gpu", "policy", "max_num_batched_tokens"),
-        Row(f"{_ACTOR}.ppo_mini_batch_size", "policy", _mini_batch),
+        Row(f"{_ACTOR}.ppo_mini_batch_size", "plan", lambda _, plan: plan.num_prompts // plan.updates_per_step),
         Row(f"{_ACTOR}.ppo_epochs", "plan", "epochs"),
         Row(f"{_ACTOR}.use_kl_loss", "policy", lambda parts, _: parts.reference is not None),
         Row(f"{_ROLLOUT}.name", "generation", always("vllm")),
@@ -113,7 +109,6 @@ VERL = Library(
         Row("critic.fsdp.optimizer_offload", "critic", "sleeps"),
         Row("critic.use_dynamic_bsz", "critic", always(True)),
         Row("critic.ppo_max_token_len_per_gpu", "critic", "max_num_batched_tokens"),
-        Row("critic.ppo_mini_batch_size", "critic", _mini_batch),
         Row(f"{_REWARD}.enable", "policy", lambda parts, _: parts.reward_model is not None),
         Row(f"{_REWARD}.enable_resource_pool", "reward_model", _apart),
         Row(f"{_REWARD}.nnodes", "reward_model", _if_apart(Parts.nodes)),
