@@ -181,6 +181,7 @@ class ComponentPlan:
         optimizer: of a component that trains.
         lora: adapters that are trained instead of all weights.
         master_weights: whether gradients and the optimizer's states are float32.
+        shared_prompts: whether the replies to one prompt share its forward and backward.
     """
 
     name: str
@@ -199,6 +200,7 @@ class ComponentPlan:
     optimizer: Optimizer | None = None
     lora: LoRASettings | None = None
     master_weights: bool = True
+    shared_prompts: bool = False
 
     @property
     def num_gpus(self) -> int:

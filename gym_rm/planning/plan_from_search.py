@@ -14,6 +14,7 @@ from gym_rm.planning.step_times import wake_times
 # Fields that a plan has of the work of a step.
 OF_WORK = ("conversations", "unique_tokens", "tokens", "num_prompts", "group_size", "turns", "turn_tokens",
            "updates_per_step", "epochs", "asynchronous")  # fmt: skip
+OF_COMPONENT = ("name", "role", "dtype", "quantization", "lora", "shared_prompts")
 
 
 def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
@@ -68,7 +69,7 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
         sleeps=choice.sleeps,
         optimizer=component.optimizer if component.role.trains else None,
         master_weights=component.master_weights or component.dtype == "float32",
-        **{name: getattr(component, name) for name in ("name", "role", "dtype", "quantization", "lora")},
+        **{name: getattr(component, name) for name in OF_COMPONENT},
         **{name: getattr(choice, name) for name in SIZES},
     )
 

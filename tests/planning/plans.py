@@ -19,7 +19,7 @@ from gym_rm.planning.quantities import GIB, Basis
 def component(name, role, *, tensor_parallel_size=1, fsdp_size=1, num_replicas=1, sleeps=True, **changes):
     role = Role(role)
     values = {
-        "model": "a model",
+        "model": "org/model",
         "parameters": 8_000_000_000,
         "dtype": "bfloat16",
         "max_num_batched_tokens": 16384,
@@ -95,7 +95,7 @@ def apart(nodes=2, count=8, size=4, **changes):
     return plan_of(
         [8] * nodes,
         pool(training(**changes), [pair for node in range(last) for pair in gpus(node, 0, 8)][:8]),
-        pool((reward(count, size, **changes),), gpus(last, 0, count)),
+        pool((reward(count, size, sleeps=False, **changes),), gpus(last, 0, count)),
     )
 
 

@@ -1,7 +1,7 @@
 """A plan for runs: settings of this package, NeMo RL, verl, OpenRLHF and TRL.
 
-Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026)
-and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
+Names are those of verl 0.9.1, OpenRLHF 0.11.2, TRL 1.16 and NVIDIA-NeMo/RL 7ea279abf (August 2026). A plan that a
+library cannot follow is refused; what it does otherwise is a note.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from gym_rm import checks
 from gym_rm.planning.exports.gym_rm import own_settings
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
 from gym_rm.planning.exports.openrlhf import OPENRLHF
-from gym_rm.planning.exports.parts import Flags, Library, divide, write
+from gym_rm.planning.exports.parts import Flags, divide
+from gym_rm.planning.exports.table import Library, write
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan

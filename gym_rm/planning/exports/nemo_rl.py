@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, adapters, always, hydra
-from gym_rm.planning.plan import ComponentPlan
+from gym_rm.planning.exports.parts import Parts
+from gym_rm.planning.exports.table import STRICT, Library, Only, Row, always, hydra, same
+from gym_rm.planning.plan import ComponentPlan, Role
 
-_GENERATION = "policy.generation.colocated.resources"
+_GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
+_PACKING = "policy.sequence_packing"
 _REWARD = "++env.reward_model"  # not in the default file, as the adapters in some versions
 _LORA = "++policy.dtensor_cfg.lora_cfg"
 
@@ -31,7 +33,7 @@ def _check(parts: Parts) -> None:
                 f"its reward model shares no GPU, but {reward.name} takes turns with {', '.join(others)}; plan with "
                 f"pools=[[{', '.join(others)}], [{reward.name}]]."
             )
-        parts.note("NeMo RL keeps the reward model in float32 and shards it over its GPUs; it never sleeps.")
+        parts.note("NeMo RL keeps the reward model in float32 and shards it over its GPUs.")
         rows, ranks = parts.plan.conversations, reward.num_replicas * reward.fsdp_size
         if rows % ranks:
             parts.refuse(f"{rows} conversations are not divisible by the {ranks} data-parallel ranks of {reward.name}.")
@@ -41,8 +43,6 @@ def _check(parts: Parts) -> None:
         _check_placement(parts)
     if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
         parts.note("NeMo RL shards the policy over all its GPUs, which takes less memory than planned.")
-    if parts.plan.epochs > 1:
-        parts.refuse(f"it trains once on each conversation of a step, the plan {parts.plan.epochs} times.")
 
 
 def _check_placement(parts: Parts) -> None:
@@ -82,11 +82,6 @@ def _colocated(parts: Parts, _: Any = None) -> bool:
     return parts.together(parts.policy, parts.generation)
 
 
-def _apart(number: int) -> Any:
-    """Return a function for the nodes (0) or GPUs of a node (1) of generation on GPUs of its own."""
-    return lambda parts, each: None if _colocated(parts) else parts.shape(each)[number]
-
-
 def _replicas(parts: Parts, policy: ComponentPlan) -> int | None:
     return policy.num_replicas if policy.num_replicas > 1 and policy.fsdp_size > 1 else None
 
@@ -98,30 +93,66 @@ def _reward_batch(parts: Parts, reward: ComponentPlan) -> int:
     return max(size for size in range(1, most + 1) if rows % size == 0)
 
 
-def _without_reference(value: Any) -> Any:
-    return lambda parts, _: None if parts.reference else value
+def _loaded(_: Parts, each: ComponentPlan) -> tuple[str, ...]:
+    """Return the dtypes that take as much memory as float32 weights, shared by all GPUs of a model."""
+    frozen = each.lora is not None or (each.role is Role.REWARD_MODEL and each.num_replicas == 1)
+    return ("float32",) if frozen else ("bfloat16", "float16", "float32")
 
 
 NEMO_RL = Library(
     (
+        *STRICT,
+        Only("policy", "lora.target_modules", ("all-linear",), "its adapters are on all linear layers"),
+        Only("policy", "dtype", _loaded, "it loads all weights in float32, also those under policy.lora"),
+        Only("reward_model", "dtype", _loaded, "it loads the weights in float32"),
+        Only("policy", "master_weights", (True,), "it keeps float32 weights"),
+        Only("policy generation", "sleeps", lambda parts, _: (False, _colocated(parts)), "it stays on GPUs of its own"),
+        Only("policy generation", "sleeps", lambda parts, _: (_colocated(parts), True), "it does", harmless=True),
+        Only("reference", "sleeps", (True,), "it is in the host's memory while the policy works", harmless=True),
+        Only("reward_model", "sleeps", (False,), "it never sleeps"),
+        Only("plan", "asynchronous", lambda parts, _: (False, not _colocated(parts)), "generation shares its GPUs"),
+        Only("plan", "epochs", (1,), "it trains once on each conversation of a step"),
+        same("reference", "dtype", "it computes in policy.precision"),
+        same("reference", "tensor_parallel_size", "it is divided as the policy", harmless=True),
+        same("reference", "fsdp_size", "it is divided as the policy", harmless=True),
         Row("policy.model_name", "policy", "model"),
         Row("policy.precision", "policy", "dtype"),
-        *adapters(f"{_LORA}.dim", f"{_LORA}.alpha", (f"{_LORA}.enabled", True)),
+        Row(f"{_LORA}.enabled", "policy", lambda _, policy: policy.lora and True),
+        Row(f"{_LORA}.dim", "policy", "lora.rank"),
+        Row(f"{_LORA}.alpha", "policy", "lora.alpha"),
+        Row(f"{_LORA}.dropout", "policy", "lora.dropout"),
+        Row(f"{_LORA}.use_triton", "policy", lambda _, each: each.lora and each.tensor_parallel_size == 1),
         Row("policy.optimizer.name", "policy", always("torch.optim.AdamW")),
         Row("cluster.num_nodes", "policy", lambda parts, _: _nodes(parts)),
         Row("cluster.gpus_per_node", "policy", lambda parts, _: parts.plan.nodes[0]),
         Row("policy.generation.colocated.enabled", "generation", _colocated),
-        Row(f"{_GENERATION}.num_nodes", "generation", _apart(0)),
-        Row(f"{_GENERATION}.gpus_per_node", "generation", _apart(1)),
-        Row("policy.generation.vllm_cfg.tensor_parallel_size", "generation", "tensor_parallel_size"),
-        Row("policy.generation.vllm_cfg.gpu_memory_utilization", "generation", Parts.memory_share),
+        Row(
+            f"{_GENERATION}.num_nodes",
+            "generation",
+            lambda parts, each: None if _colocated(parts) else parts.nodes(each),
+        ),
+        Row(
+            f"{_GENERATION}.gpus_per_node",
+            "generation",
+            lambda parts, each: None if _colocated(parts) else parts.gpus_per_node(each),
+        ),
+        Row(f"{_VLLM}.precision", "generation", "dtype"),
+        Row(f"{_VLLM}.tensor_parallel_size", "generation", "tensor_parallel_size"),
+        Row(f"{_VLLM}.gpu_memory_utilization", "generation", Parts.memory_share),
+        Row("++policy.generation.vllm_kwargs.max_num_seqs", "generation", "max_num_seqs"),
+        Row("++policy.generation.vllm_kwargs.max_num_batched_tokens", "generation", "max_num_batched_tokens"),
         Row("policy.dtensor_cfg.tensor_parallel_size", "policy", "tensor_parallel_size"),
         Row("++policy.dtensor_cfg.dp_replicate_size", "policy", _replicas),
         Row("policy.dtensor_cfg.activation_checkpointing", "policy", "gradient_checkpointing"),
-        Row("policy.sequence_packing.enabled", "policy", always(True)),
-        Row("policy.sequence_packing.train_mb_tokens", "policy", "max_num_batched_tokens"),
+        Row(f"{_PACKING}.enabled", "policy", always(True)),
+        Row(f"{_PACKING}.train_mb_tokens", "policy", "max_num_batched_tokens"),
+        Row(f"{_PACKING}.logprob_mb_tokens", "policy", lambda parts, each: parts.least_tokens(each, parts.reference)),
         Row("policy.train_global_batch_size", "plan", lambda parts, _: parts.update_rows()),
         Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
+        Row("policy.generation.max_new_tokens", "plan", "reply_tokens"),
+        Row("++grpo.async_grpo.enabled", "plan", "asynchronous"),
+        Row("loss_fn.use_importance_sampling_correction", "plan", lambda _, plan: plan.asynchronous or None),
+        Row(f"{_VLLM}.async_engine", "plan", lambda _, plan: plan.asynchronous or None),
         Row("++data.default.env_name", "reward_model", always("reward_model")),
         Row(f"{_REWARD}.model_name", "reward_model", "model"),
         Row(f"{_REWARD}.precision", "reward_model", "dtype"),
@@ -131,8 +162,12 @@ NEMO_RL = Library(
         Row(f"{_REWARD}.batch_size", "reward_model", _reward_batch),
         Row("grpo.num_prompts_per_step", "plan", "num_prompts"),
         Row("grpo.num_generations_per_prompt", "plan", "group_size"),
-        Row("loss_fn.reference_policy_kl_penalty", "plan", _without_reference(0)),
-        Row("++grpo.skip_reference_policy_logprobs_calculation", "plan", _without_reference(True)),
+        Row("loss_fn.reference_policy_kl_penalty", "plan", lambda parts, _: None if parts.reference else 0),
+        Row(
+            "++grpo.skip_reference_policy_logprobs_calculation",
+            "plan",
+            lambda parts, _: parts.reference is None or None,
+        ),
     ),
     hydra,
     _check,

@@ -1,21 +1,15 @@
-"""What all exports need of a plan: its components by role, numbers of a step, and what a library cannot do.
-
-An export is a table: a row says which setting of the library has which value of the plan.
-"""
+"""What all exports need of a plan: its components by role, numbers of a step, and what a library cannot do."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from gym_rm.errors import ConfigError
-from gym_rm.lora_settings import LoRASettings
-from gym_rm.planning.plan import ComponentPlan, Plan, PoolPlan, Role
-
-Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "plan"]
+from gym_rm.planning.plan import SIZES, ComponentPlan, Plan, PoolPlan, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +27,6 @@ class Flags:
     def text(self) -> str:
         """The lines, after the notes as comments."""
         return "\n".join((*(f"# {note}" for note in self.notes), *self.lines))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A setting of a library.
-
-    Attributes:
-        name: the setting.
-        of: whose value it has; a row whose subject the plan does not have is left out.
-        value: the name of the subject's field, or a function of the parts and the subject; a setting whose value is
-            None is left out.
-    """
-
-    name: str
-    of: Subject
-    value: str | Callable[[Parts, Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """How a library is told what a plan says.
-
-    Attributes:
-        rows: its settings, in their order.
-        line: returns a setting as the library reads it; None leaves it out.
-        check: collects what the library cannot do, and what it does otherwise.
-        commands: returns the lines before the settings.
-    """
-
-    rows: tuple[Row, ...]
-    line: Callable[[str, Any], str | None]
-    check: Callable[[Parts], None]
-    commands: Callable[[Parts], list[str]] = lambda parts: []
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +48,17 @@ class Parts:
         """The first reward model."""
         return self.reward_models[0] if self.reward_models else None
 
+    def of(self, subject: str) -> tuple[Any, ...]:
+        """Return the components that a row is for, or the plan."""
+        found = self.reward_models if subject == "reward_model" else (getattr(self, subject),)
+        return tuple(each for each in found if each is not None)
+
+    def path(self, subject: ComponentPlan | Plan) -> str:
+        """Return the place of a component, or of the work of a step, in a request."""
+        if isinstance(subject, Plan):
+            return "workload"
+        return f"reward_models.{subject.name}" if subject.role is Role.REWARD_MODEL else subject.name
+
     def pool(self, component: ComponentPlan) -> PoolPlan:
         """Return the pool of a component."""
         return self.plan.pool_of(component.name)
@@ -94,6 +66,22 @@ class Parts:
     def together(self, *components: ComponentPlan | None) -> bool:
         """Return whether those of the components that there are share their GPUs."""
         return len({self.pool(each).name for each in components if each is not None}) <= 1
+
+    @property
+    def generates_itself(self) -> bool:
+        """Whether replies are generated with the policy's own weights, without an engine."""
+        name = "" if self.generation is None else self.generation.name
+        bars = (memory for pool in self.plan.pools for memory in pool.memory if memory.component == name)
+        return not any(item.name == "weights" and item.component == name for bar in bars for item in bar.persistent)
+
+    def serve(self, reward: ComponentPlan) -> str:
+        """Note the command that serves a reward model on GPUs of its own, and return the server's address."""
+        port = 5000 + self.reward_models.index(reward)
+        options = options_of(reward) | {name: size for name in SIZES if (size := getattr(reward, name)) > 1}
+        given = " ".join(f"--option {name}={value}" for name, value in options.items())
+        where = f"on the {self.plan.processor}s of {reward.name}"
+        self.note(f"first, {where}: gym-rm serve {shlex.quote(reward.model)} --port {port} {given}")
+        return f"http://127.0.0.1:{port}"
 
     def shape(self, component: ComponentPlan) -> tuple[int, int]:
         """Return nodes, and GPUs on each, of a component's pool; refuse other numbers of GPUs from node to node."""
@@ -133,15 +121,12 @@ class Parts:
             )
 
     def refuse_usual(self) -> None:
-        """Refuse what most libraries lack: a policy that generates itself, several reward models, other optimizers."""
-        if self.generation is None:
-            self.refuse("it needs an engine for generation; plan with generation.engine: vllm.")
+        """Refuse what most libraries lack: a policy that generates itself, and several reward models."""
+        if self.generates_itself:
+            self.refuse("generation.engine=transformers, but its replies come from vLLM; set generation.engine=vllm.")
         if len(self.reward_models) > 1:
             names = ", ".join(each.name for each in self.reward_models)
             self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
-        for each in (self.policy, self.critic):
-            if each is not None and each.optimizer not in (None, "adamw"):
-                self.refuse(f"it trains with adamw, the plan has {each.name}.optimizer={each.optimizer}.")
 
     def others_of(self, component: ComponentPlan) -> list[str]:
         """Return the names of what is in the pool of a reward model besides reward models."""
@@ -159,6 +144,14 @@ class Parts:
         if not 0 < share < 1:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")
         return share
+
+    def least_tokens(self, *components: ComponentPlan | None) -> int:
+        """Return the smallest token budget of components that have one setting together; note others."""
+        found = {self.path(each): each.max_num_batched_tokens for each in components if each is not None}
+        if len(set(found.values())) > 1:
+            shown = ", ".join(f"{path}.max_num_batched_tokens={tokens}" for path, tokens in found.items())
+            self.note(f"one number of tokens for several models, the smallest of {shown}.")
+        return min(found.values())
 
     def update_rows(self) -> int:
         """Return the conversations of one update; refuse a number that the ranks of the policy do not divide."""
@@ -202,50 +195,12 @@ def divide(plan: Plan, library: str) -> Parts:
     )
     if plan.processor == "CPU" and library != "gym-rm":
         parts.refuse("it trains on GPUs, and the plan is for CPUs; print it --for gym-rm.")
-    for each in components:
-        if each.quantization is not None and library != "gym-rm":
-            parts.refuse(f"{each.name} has {each.quantization} weights, which only gym_rm's scorers have.")
-        if each.role is Role.REWARD_MODEL and each.fsdp_size > 1 and library != "gym-rm":
-            parts.refuse(f"{each.name} is divided by FSDP, as only gym_rm's scorers are.")
     if Role.REWARD_TRAINING in first:
         parts.refuse(f"{first[Role.REWARD_TRAINING].name} trains a reward model, which is a run of its own.")
     return parts
 
 
-def write(parts: Parts, library: Library) -> Flags:
-    """Return the settings of a library, with the notes.
-
-    Raises:
-        ConfigError: there are reasons against the export.
-    """
-    library.check(parts)
-    parts.require()
-    lines = library.commands(parts)
-    for row in library.rows:
-        subject = getattr(parts, row.of)
-        if subject is not None:
-            value = getattr(subject, row.value) if isinstance(row.value, str) else row.value(parts, subject)
-            line = None if value is None else library.line(row.name, value)
-            lines += [] if line is None else [line]
-    parts.require()
-    return Flags(parts.library, tuple(lines), tuple(parts.notes))
-
-
-def hydra(name: str, value: Any) -> str:
-    """Return a setting as YAML and Hydra read it."""
-    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def adapters(rank: str, alpha: str, *others: tuple[str, Any]) -> tuple[Row, ...]:
-    """Return the rows of LoRA adapters on all linear layers of the policy."""
-
-    def if_any(name: str, value: Callable[[LoRASettings], Any]) -> Row:
-        return Row(name, "policy", lambda parts, policy: value(policy.lora) if policy.lora else None)
-
-    constants = (if_any(name, lambda _, value=value: value) for name, value in others)  # type: ignore[misc]
-    return if_any(rank, lambda lora: lora.rank), if_any(alpha, lambda lora: f"{lora.alpha:g}"), *constants
-
-
-def always(value: Any) -> Callable[[Parts, Any], Any]:
-    """Return a function for a setting that does not depend on the plan."""
-    return lambda parts, subject: value
+def options_of(reward: ComponentPlan) -> dict[str, Any]:
+    """Return the options of `load_scorer` for one copy of a reward model."""
+    names = ("dtype", "quantization", "max_num_batched_tokens")
+    return {name: value for name in names if (value := getattr(reward, name)) is not None}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, adapters, always, hydra
+from gym_rm.planning.exports.parts import Parts
+from gym_rm.planning.exports.table import SHORT, STRICT, Library, Only, Row, always, hydra
+from gym_rm.planning.plan import ComponentPlan
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
@@ -12,16 +14,11 @@ _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 def _check(parts: Parts) -> None:
     parts.refuse_usual()
-    if parts.critic is not None and parts.critic.lora:
-        parts.refuse(f"it trains the whole critic, the plan has critic.lora of rank {parts.critic.lora.rank}.")
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
         parts.refuse(
             "its trainer has policy, generation, reference and critic on the same GPUs; plan with all of them in one "
             "pool (generation apart is for its experimental asynchronous trainers)."
         )
-    for each in (parts.policy, parts.critic, parts.reference):
-        if each is not None and each.tensor_parallel_size > 1:
-            parts.refuse(f"its FSDP has no tensor parallelism; plan {each.name} with tensor_parallel_size: 1.")
     for reward in parts.reward_models:
         if parts.others_of(reward) and not parts.together(reward, parts.policy):
             parts.refuse(f"its reward model shares GPUs with all others or with none; {reward.name} does with some.")
@@ -30,8 +27,11 @@ def _check(parts: Parts) -> None:
         )
         if _apart(parts) and len(parts.plan.nodes) > 1:
             parts.note("verl does not pin its pools to nodes: parts of one node may be placed on others.")
-    if parts.plan.asynchronous:
-        parts.refuse("asynchronous steps need generation on GPUs of its own, in its experimental trainers.")
+    policy = parts.policy
+    if policy.lora and policy.master_weights and policy.dtype != "float32":
+        parts.note(f"policy.master_weights=true, but verl has adapters and their optimizer in {policy.dtype}.")
+    if policy.lora and parts.reference:
+        parts.note("the reference is the policy without its adapters, which takes less memory than planned.")
     if parts.plan.num_prompts % parts.plan.updates_per_step:
         parts.refuse(
             f"its mini-batches are whole prompts, but {parts.plan.updates_per_step} updates do not divide "
@@ -49,51 +49,66 @@ def _if_apart(value: Any) -> Any:
     return lambda parts, each: value(parts, each) if _apart(parts) else None
 
 
-def _mini_batch(parts: Parts, _: Any) -> int:
-    return parts.plan.num_prompts // parts.plan.updates_per_step
+def _kept(_: Parts, each: ComponentPlan) -> str:
+    """Return the dtype of weights that FSDP keeps: float32 for an optimizer with master weights."""
+    return SHORT["float32" if each.optimizer and each.master_weights and not each.lora else each.dtype]
+
+
+def _fsdp(name: str, of: Any) -> tuple[Row, ...]:
+    """Return the rows of a model that FSDP holds."""
+    return (
+        Row(f"{name}.model_dtype", of, _kept),
+        Row(f"++{name}.mixed_precision.param_dtype", of, lambda _, each: SHORT[each.dtype]),
+        Row(f"{name}.fsdp_size", of, "fsdp_size"),
+        Row(f"{name}.param_offload", of, "sleeps"),
+    )
 
 
 VERL = Library(
     (
+        *STRICT,
+        Only("policy", "lora.dropout", (0.0,), "its adapters have none"),
+        Only("policy critic reference", "tensor_parallel_size", (1,), "its FSDP has no tensor parallelism"),
+        Only("critic", "lora", (None,), "it trains the whole critic"),
+        Only("reference", "sleeps", (True,), "it is always in the host's memory, layer by layer", harmless=True),
+        Only("plan", "asynchronous", (False,), "that is for its experimental trainers, with generation apart"),
         Row("trainer.nnodes", "policy", Parts.nodes),
         Row("trainer.n_gpus_per_node", "policy", Parts.gpus_per_node),
         Row("algorithm.adv_estimator", "policy", lambda parts, _: "gae" if parts.critic else "grpo"),
         Row("actor_rollout_ref.model.path", "policy", "model"),
         Row("actor_rollout_ref.model.enable_gradient_checkpointing", "policy", "gradient_checkpointing"),
-        *adapters(
-            "actor_rollout_ref.model.lora_rank",
-            "actor_rollout_ref.model.lora_alpha",
-            ("actor_rollout_ref.model.target_modules", "all-linear"),
-            (f"{_ROLLOUT}.load_format", "safetensors"),
-        ),
+        Row("actor_rollout_ref.model.lora_rank", "policy", "lora.rank"),
+        Row("actor_rollout_ref.model.lora_alpha", "policy", "lora.alpha"),
+        Row(f"{_ROLLOUT}.load_format", "policy", lambda _, policy: policy.lora and "safetensors"),
+        Row("actor_rollout_ref.model.target_modules", "policy", "lora.target_modules"),
         Row(f"{_ACTOR}.optim.optimizer", "policy", always("AdamW")),
         Row("critic.optim.optimizer", "critic", always("AdamW")),
         Row(f"{_ACTOR}.strategy", "policy", always("fsdp2")),
-        Row(f"{_ACTOR}.fsdp_config.fsdp_size", "policy", "fsdp_size"),
-        Row(f"{_ACTOR}.fsdp_config.param_offload", "policy", "sleeps"),
+        *_fsdp(f"{_ACTOR}.fsdp_config", "policy"),
         Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "policy", "sleeps"),
         Row(f"{_ACTOR}.use_dynamic_bsz", "policy", always(True)),
         Row(f"{_ACTOR}.ppo_max_token_len_per_gpu", "policy", "max_num_batched_tokens"),
-        Row(f"{_ACTOR}.ppo_mini_batch_size", "policy", _mini_batch),
+        Row(f"{_ACTOR}.ppo_mini_batch_size", "plan", lambda _, plan: plan.num_prompts // plan.updates_per_step),
         Row(f"{_ACTOR}.ppo_epochs", "plan", "epochs"),
         Row(f"{_ACTOR}.use_kl_loss", "policy", lambda parts, _: parts.reference is not None),
         Row(f"{_ROLLOUT}.name", "generation", always("vllm")),
         Row(f"{_ROLLOUT}.tensor_model_parallel_size", "generation", "tensor_parallel_size"),
         Row(f"{_ROLLOUT}.gpu_memory_utilization", "generation", Parts.memory_share),
         Row(f"{_ROLLOUT}.free_cache_engine", "generation", "sleeps"),
+        Row(f"{_ROLLOUT}.dtype", "generation", "dtype"),
         Row(f"{_ROLLOUT}.max_num_seqs", "generation", "max_num_seqs"),
+        Row(f"{_ROLLOUT}.max_num_batched_tokens", "generation", "max_num_batched_tokens"),
+        Row(f"{_ROLLOUT}.max_model_len", "generation", lambda parts, _: parts.max_total),
         Row(f"{_ROLLOUT}.n", "plan", "group_size"),
-        Row(f"{_REF}.fsdp_config.fsdp_size", "reference", "fsdp_size"),
-        Row(f"{_REF}.fsdp_config.param_offload", "reference", "sleeps"),
+        *_fsdp(f"{_REF}.fsdp_config", "reference"),
         Row(f"{_REF}.log_prob_max_token_len_per_gpu", "reference", "max_num_batched_tokens"),
         Row("critic.model.path", "critic", "model"),
         Row("critic.model.enable_gradient_checkpointing", "critic", "gradient_checkpointing"),
-        Row("critic.fsdp.fsdp_size", "critic", "fsdp_size"),
-        Row("critic.fsdp.param_offload", "critic", "sleeps"),
+        Row("critic.strategy", "critic", always("fsdp2")),
+        *_fsdp("critic.fsdp", "critic"),
         Row("critic.fsdp.optimizer_offload", "critic", "sleeps"),
         Row("critic.use_dynamic_bsz", "critic", always(True)),
         Row("critic.ppo_max_token_len_per_gpu", "critic", "max_num_batched_tokens"),
-        Row("critic.ppo_mini_batch_size", "critic", _mini_batch),
         Row(f"{_REWARD}.enable", "policy", lambda parts, _: parts.reward_model is not None),
         Row(f"{_REWARD}.enable_resource_pool", "reward_model", _apart),
         Row(f"{_REWARD}.nnodes", "reward_model", _if_apart(Parts.nodes)),
@@ -104,10 +119,11 @@ VERL = Library(
         Row(f"{_REWARD}.rollout.tensor_model_parallel_size", "reward_model", "tensor_parallel_size"),
         Row(f"{_REWARD}.rollout.gpu_memory_utilization", "reward_model", Parts.memory_share),
         Row(f"{_REWARD}.rollout.max_num_batched_tokens", "reward_model", "max_num_batched_tokens"),
+        Row(f"{_REWARD}.rollout.max_model_len", "reward_model", lambda parts, _: parts.max_total),
         Row(f"{_REWARD}.rollout.free_cache_engine", "reward_model", "sleeps"),
         Row("data.train_batch_size", "plan", "num_prompts"),
-        Row("data.max_prompt_length", "plan", lambda _, plan: plan.prompt_tokens if plan.turns == 1 else None),
-        Row("data.max_response_length", "plan", lambda _, plan: plan.reply_tokens if plan.turns == 1 else None),
+        Row("data.max_prompt_length", "plan", "prompt_tokens"),
+        Row("data.max_response_length", "plan", "reply_tokens"),
     ),
     hydra,
     _check,
