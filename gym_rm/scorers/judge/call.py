@@ -61,6 +61,12 @@ class Judging:
     choices: bool
     criteria: tuple[Criterion, ...] | None
 
+    @property
+    def min_comparisons(self) -> float:
+        """Smallest share of a reply's comparisons that must have a verdict, so that it was seen in both places."""
+        seen_once_in_a_place = self.comparisons == "circular" and len(self.orders) == 1
+        return 1.0 if seen_once_in_a_place else self.options.min_comparisons
+
 
 @dataclass(slots=True)
 class _Row:
@@ -283,7 +289,7 @@ class JudgeCall:
             others = case.rows[1 - place]
             weight = float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0
             tally.add(None if found is None else float(found.values[:, place].mean()), weight, case.error)
-        mean = tally.mean(judging.options.min_comparisons)
+        mean = tally.mean(judging.min_comparisons)
         if isinstance(mean, str):
             row.error = mean
             return

@@ -6,7 +6,8 @@
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
 | `reference` | 2 N | each with the reference reply, with each of them first |
 
-`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once.
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once. A judge that prefers a place
+gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both comparisons.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Tally:
         if not self.values or left < min_share * self.weight:
             reason = self.errors[0] if self.errors else "it was not compared with any reply"
             counts = f"{left:g} of {self.weight:g} comparisons have a verdict"
-            return f"{counts}, below min_comparisons={min_share:g}: {reason}"
+            return f"{counts}, but {min_share:.0%} of them are needed: {reason}"
         return sum(value * weight for value, weight in self.values) / left
 
 
