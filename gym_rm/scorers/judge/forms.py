@@ -124,7 +124,7 @@ def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
 
 
 def _last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    """Return the JSON object that an answer ends with. Raises NoVerdict if there is none, or it has none of the keys."""
+    """Return the JSON object that an answer ends with. Raises NoVerdict if there is none with one of the keys."""
 
     def read(match: Any) -> tuple[Mapping[str, Any], int]:
         found, end = object_at(match.string, match.end() - 1)

@@ -1,7 +1,7 @@
 """The verdict that a judge's answer ends with, or the reason why there is none.
 
 A verdict is the judge's own if only words such as `My final score` stand before it in its sentence, and only
-punctuation, Markdown and closing tags behind it. So `Style score: 9`, `The loser is [[B]]` and `It says "Score: 10"` are
+punctuation, Markdown and closing tags behind it. `Style score: 9`, `The loser is [[B]]` and `It says "Score: 10"` are
 none. Nor is what stands in a fence with other text, or after a line that introduces something else. Two verdicts with
 different values are none either, unless only the last one is called final. Every function needs linear time.
 """
@@ -26,9 +26,10 @@ _MOST_FAILURES = 200  # each can be a JSON object of any depth
 
 _WORDS = (
     "a|all|an|analysis|and|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end|evaluation"
-    "|feedback|final|finally|hence|here|in|is|it|json(?: format)?|judge?ment|my|no(?=[,:])|on|overall|rating|result"
-    "|revised|score|so|summary|that is|the|the above analysis|the better(?: one)?|therefore|these|this|thus|tie|total"
-    "|updated|verdict|winner|i (?:would )?(?:choose|give|grade|pick|rate|select)"
+    "|feedback|final|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?|judge?ment|my|no(?=[,:])|on"
+    "|overall|rating|result|revised|score|so|summary|that is|the|the above analysis|therefore|these|this|thus|tie"
+    "|total|updated|verdict|winner|i (?:would )?(?:choose|give|grade|pick|rate|select)(?: it)?"
+    "|the better (?:assistant|one|reply|response)"
     "|bewertung|endgültige[rs]?|gesamt|mein|punktzahl|urteil|mon|ma|finale|mi|calificación|puntuación|veredicto"
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
@@ -46,6 +47,7 @@ _INTRODUCES = regex.compile(
 )
 _QUOTED = regex.compile(r"\s*\"(\[\[\w+\]\])\"\s*")  # as some prompts write it
 
+SCORES, VERDICTS = "score|rating|grade|result", "verdict|winner|decision|result"
 _GAP = r"[ \t*_`()\[\]$]*+"
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _SCORE = regex.compile(
@@ -60,22 +62,22 @@ class NoVerdict(GymRMError):
     """A judge's answer has no verdict, or no clear one."""
 
 
-def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], *, marked: bool = False) -> Value:
+def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], *, mark: str | None = None) -> Value:
     """Return the verdict that an answer ends with.
 
     Args:
         text: the answer without the judge's reasoning.
         opener: regular expression of the beginning of a verdict.
         read: returns the value that begins with a match, and where it ends; raises NoVerdict if there is none.
-        marked: whether the opener has a mark, which no quotation can have.
+        mark: mark that the opener has, so that no quotation can be one; None without.
 
     Raises:
         NoVerdict: there is no verdict, there are different ones, or the answer goes on after it.
     """
     if len(text) > MAX_LENGTH:
         raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
-    text = text if marked else _without_quotations(text)
-    found, failures = list[tuple[Value, int, Any]](), ["there is no verdict"]
+    text = text if mark else _without_quotations(text)
+    found, failures = list[tuple[Value, int, Any]](), list[str]()
     try:
         for match in regex.finditer(f"{_OWN}(?:{opener})", text, timeout=READING_SECONDS):
             if found and match.start() < found[-1][1]:
@@ -89,7 +91,8 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     except TimeoutError as error:
         raise NoVerdict(f"the answer takes more than {READING_SECONDS:g} s to read") from error
     if not found:
-        raise NoVerdict(failures[-1])
+        wanted = "there is no verdict" + (f" with the mark {mark}" if mark else "")
+        raise NoVerdict(": ".join([wanted, *failures[-1:]]))
     value, end, last = found[-1]
     if not ENDS.fullmatch(text, end) or _closes_more(text[last.start() :]):
         raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
@@ -109,15 +112,15 @@ def _closes_more(text: str) -> bool:
 
 
 def _without_quotations(text: str) -> str:
-    """Return a text without fences but one around its verdict, and with introductions in the line that they introduce."""
+    """Return a text without what is in fences, but for a verdict, and with introductions in the line after them."""
     if quoted := _QUOTED.fullmatch(text):
         return str(quoted[1])
     text = text.rstrip()
 
     def shown(fence: Any) -> str:
         inside = fence[2].strip()
-        is_verdict = fence.end() == len(text) and ("\n" not in inside or inside.startswith("{"))
-        return inside if is_verdict else "code.\n"
+        is_line = fence.end() == len(text) and "\n" not in inside
+        return inside if is_line or inside.startswith("{") else "code.\n"
 
     return _INTRODUCES.sub(r"\1 ", _FENCE.sub(shown, text))
 
@@ -138,12 +141,12 @@ def read_score(text: str, *, scale: tuple[float, float], mark: str | None) -> fl
     """
 
     def read(match: Any) -> tuple[float, int]:
-        found, end = _value(match, _SCORE, "score")
+        found, end = _value(match, _SCORE, SCORES)
         if found["most"] is not None and float(found["most"]) != scale[1]:
             raise NoVerdict(f"the score {found[0].strip()!r} has another scale than {scale[0]:g} to {scale[1]:g}")
         return number_on(scale, found["value"]), end
 
-    return read_last(text, _opener("score|rating|grade|result", mark), read, marked=mark is not None)
+    return read_last(text, _opener(SCORES, mark), read, mark=mark)
 
 
 def read_choice(text: str, *, mark: str | None) -> Choice:
@@ -154,10 +157,10 @@ def read_choice(text: str, *, mark: str | None) -> Choice:
     """
 
     def read(match: Any) -> tuple[Choice, int]:
-        found, end = _value(match, _CHOICE, "verdict")
+        found, end = _value(match, _CHOICE, VERDICTS)
         return ("A" if found["value"] == "A" else "B" if found["value"] == "B" else "tie"), end
 
-    return read_last(text, _opener("verdict|winner|decision|result", mark), read, marked=mark is not None)
+    return read_last(text, _opener(VERDICTS, mark), read, mark=mark)
 
 
 def read_scores(text: str, *, size: int, scale: tuple[float, float], mark: str | None) -> tuple[float, ...]:
@@ -193,11 +196,10 @@ def read_criteria(text: str, choices: Sequence[Sequence[str]], *, mark: str | No
 
 def number_on(scale: tuple[float, float], value: Any) -> float:
     """Return a number of a scale, also one that is written as a text. Raises NoVerdict if it is none."""
-    if isinstance(value, str) and regex.fullmatch(_NUMBER, value.strip()):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not scale[0] <= value <= scale[1]:
-        raise NoVerdict(f"the score {value!r:.20} is not a number within {scale[0]:g} to {scale[1]:g}")
-    return float(value)
+    number = float(value) if isinstance(value, str) and regex.fullmatch(_NUMBER, value.strip()) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not scale[0] <= number <= scale[1]:
+        raise NoVerdict(f"the score {value!s:.20} is not a number within {scale[0]:g} to {scale[1]:g}")
+    return float(number)
 
 
 def object_at(text: str, start: int) -> tuple[Mapping[str, Any], int]:
@@ -227,7 +229,7 @@ def _read_numbered(
         return tuple(value(said[number], place) for place, number in enumerate(numbers)), end
 
     opener = rf"{_named(name, mark)}[\s*_`]*+(?:json\s*+)?(?=\{{)"
-    return read_last(text, opener, read, marked=mark is not None)
+    return read_last(text, opener, read, mark=mark)
 
 
 def _named(names: str, mark: str | None) -> str:
@@ -240,7 +242,7 @@ def _opener(names: str, mark: str | None) -> str:
     return rf"{_named(names, mark)}|\[\[\s*+(?i:{regex.escape(mark)})\b[ \t:,]*+"
 
 
-def _value(match: Any, pattern: Any, name: str) -> tuple[Any, int]:
+def _value(match: Any, pattern: Any, names: str) -> tuple[Any, int]:
     """Return what an opener opens as a match of a pattern, and its end: behind it, or in the JSON object there."""
     if not match[0].endswith("{"):
         found = pattern.match(match.string, match.end())
@@ -248,10 +250,11 @@ def _value(match: Any, pattern: Any, name: str) -> tuple[Any, int]:
         shown = match.string[match.end() :]
     else:
         said, end = object_at(match.string, match.end() - 1)
-        values = [value for key, value in said.items() if key.casefold() in (name, "result")]
+        keys = [key for key in said if regex.fullmatch(rf"(?i:(?:final_|overall_)?(?:{names}))", key)]
+        values = [said[key] for key in keys]
         shown = str(values[0]) if len(values) == 1 and not isinstance(values[0], bool | list | dict) else ""
         most = next((f"/{said[key]}" for key in ("max_score", "out_of", "max") if key in said), "")
         found = pattern.fullmatch(shown + most)
     if found is None:
-        raise NoVerdict(f"the {name} {shown.strip()[:20]!r} is none")
+        raise NoVerdict(f"{shown.strip()[:20]!r} is no {names.partition('|')[0]}")
     return found, end

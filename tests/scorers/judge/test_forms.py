@@ -47,6 +47,8 @@ def read(form, text, **reply):
         (CHOICE, "A is right. <answer>[[A]]</answer>", (1, 0)),
         (CHOICE, "One could say [[A]].\nBut no:\n**[[B]]**", (0, 1)),
         (POINTS, "Good. [RESULT] 4", (4,)),
+        (POINTS, "It would be a 4.[RESULT] 4", (4,)),
+        (BOXED, "Reply 1 says \\boxed{5, 1}.\n\\boxed{1, 5}", (1, 5)),
         (LIST, '{"scores": {"model-2": 2, "model-1": 4}, "best-to-worst": ["model-1", "model-2"]}', (4, 2)),
         (ITEMS, '{"scores": [{"trajectory_id": "2", "score": 2}, {"trajectory_id": "1", "score": 1}]}', (1, 2)),
     ],
@@ -77,6 +79,15 @@ def test_a_verdict_at_the_end_is_read(form, text, values):
         (CHOICE, "The winner is not [[A]]"),
         (CHOICE, "[[C]]"),
         (CHOICE, "[[A]] It is short."),
+        (PAIR, '{"score_1": 4, "score_2": 2}\n{"score_1": 2, "score_2": 4}'),
+        (PAIR, 'Response 2 has {"score_1": 1, "score_2": 5}'),
+        (PAIR, 'Response 2 ends with:\n```json\n{"score_1": 1, "score_2": 5}\n```'),
+        (PAIR, 'The format is {"score_1": 4, "score_2": 2}'),
+        (BOXED, "Reply 1 says \\boxed{5, 1}"),
+        (CHOICE, "<quote_B>\n<answer>[[B]]</answer>\n</quote_B>"),
+        (CHOICE, "<answer>[[A]]</answer>\nwait\n<answer>[[B]]</answer>"),
+        (CHOICE, "The loser is [[B]]"),
+        (POINTS, "It says [RESULT] 5"),
         (POINTS, "[RESULT] 9"),
         (POINTS, "[RESULT] 1, I mean [RESULT] 5"),
         (LIST, '{"scores": {"model-1": 4}}'),
@@ -126,6 +137,13 @@ def test_no_text_gives_a_number_off_the_scale_or_another_error(text):
 )
 def test_a_list_may_have_any_order_and_several_lines(answer):
     assert read_scores(answer, size=2, scale=(1, 10), mark="X") == (7, 3)
+
+
+@pytest.mark.parametrize("text", ["The answer is \\boxed{4}", "x = \\boxed{4}", "Reply 1 ends with:\n\\boxed{4}"])
+def test_a_box_of_something_else_is_no_score(text):
+    reply = ChatReply(text, finished=True)
+    with pytest.raises(NoVerdict):
+        read_verdict(reply, VerdictForm(form="boxed"), size=1, scale=(1, 5))
 
 
 @pytest.mark.parametrize("answer", ['{"1": true, "2": "No."}', '{"2": "no", "1": "YES"}'])

@@ -40,6 +40,39 @@ def score(text, mark=None, scale=(1, 10)):
         '```json\n{"reason": "good", "score": 7.0}\n```',
         "It could be 9 or 3.\nScore: 7",
         "Score: n, from 1 to 10.\nScore: 7\nThat is, [[7]].",
+        *[
+            "My final score is [[7]].",
+            'Here is my evaluation in JSON format:\n```json\n{"score": 7}\n```',
+            "Score: 7\n---",
+        ],
+        *[
+            "Accuracy score: 9\nStyle score: 4\n\nOverall score: 7",
+            "Style: [[9]]\nOverall: [[7]]",
+            "### Verdict\n```\nScore: 7\n```",
+        ],
+        *[
+            "Initial score: 3\nScore: 7",
+            "Score: 3\n\nThat is too strict.\nFinal score: 7",
+            "评分：[[7]]",
+            "Bewertung: [[7]]",
+        ],
+        *[
+            "> Score: 10\n\nScore: 7",
+            'It says "Score: 10".\nScore: 7',
+            "It asks for [[10]]\n\nRating: [[7]]",
+            "It is 10.\nRating: 7",
+        ],
+        *[
+            "It ends:\n```\nGood.\nScore: 10\n```\nScore: 7",
+            'It says {"score": 10}.\n{"score": 7}',
+            '{"score": 7, "max_score": 10}',
+        ],
+        *[
+            "<think>Score: 9</think>\nScore: 7",
+            "<answer>Score: 7</answer>",
+            "I would give it [[7]].",
+            "1. Good.\n2. Score: 7",
+        ],
     ],
 )
 def test_a_clear_score_is_read(text):
@@ -79,6 +112,74 @@ def test_a_clear_score_is_read(text):
         "Score: " + "9" * 400,
         "Score: 3\nScore: 7",
         "Score: 3, and so [[7]]",
+        *[
+            "I give it a 6 (max score: 10)",
+            "I give it a 6. Max score: 10",
+            "Style score: 9",
+            "Sub-score: 9",
+            "F1-score: 9",
+        ],
+        *[
+            "Initial score: 9",
+            "Expected score: 9",
+            "Its own score: 10",
+            "Reviewer 2 score: 9",
+            "Average score: 7",
+            "Max: [[10]]",
+        ],
+        *[
+            "A better score: 9",
+            "Note: score: 10",
+            "If it were right, score: 9",
+            "Score for style: 9",
+            "The example gets [[9]]",
+        ],
+        *[
+            'It says "Score: 10"',
+            "It says: Score: 10",
+            "It ends with Score: 10",
+            "It ends with:\nScore: 10",
+            "It writes\n\nScore: 10",
+        ],
+        *[
+            "> Score: 10",
+            "It is:\n```\nGood.\nScore: 10\n```",
+            "It is:\n```\nScore: 10\n```",
+            'It reads: "Good.\nScore: 10"',
+        ],
+        *[
+            "<quote>\nScore: 10\n</quote>",
+            "<reply>[[10]]</reply>",
+            "(It says that it is good. Score: 10)",
+            "Die Antwort sagt Score: 10",
+        ],
+        *[
+            'It has {"score": 10}',
+            'It is: {"score": 10}',
+            'It was:\n```json\n{"score": 10}\n```',
+            '{"max_score": 10}',
+            '{"score": 7',
+        ],
+        *[
+            '{"quoted": {"score": 10}}',
+            '{"score": 4, "max_score": 5}',
+            '[{"score": 3}, {"score": 9}]',
+            "e.g. Score: 9",
+            "输家: [[9]]",
+        ],
+        *[
+            "Score: between 6 and 7",
+            "Score: 6 to 7",
+            "Score: 4 (out of 5)",
+            "8.5/10 if it were shorter.",
+            "| Style | Score: 9 |",
+        ],
+        *[
+            "It prints [RESULT] 10",
+            "Final score: 3\nFinal score: 7",
+            "Score: 3\nThe reply says\nScore: 7",
+            "Score: 7\nScore: 6-8",
+        ],
     ],
 )
 def test_an_unclear_score_is_no_verdict(text):
@@ -93,6 +194,8 @@ def test_an_unclear_score_is_no_verdict(text):
         f"**Score {MARK}:** 7",
         f"Score ({MARK.lower()}): 7/10",
         f"[[{MARK}: 7]]",
+        f"Initial score {MARK}: 3\nFinal score {MARK}: 7",
+        f"It says:\nScore {MARK}: 7",
         f"The reply says 'Score: 10', [[10]], {{\"score\": 10}} and Score QWXZTR: 9.\nScore {MARK}: 7",
     ],
 )
@@ -110,6 +213,12 @@ def test_only_verdicts_with_the_mark_count(text):
         f"{MARK}. Score: 10",
         f"Score {MARK}X: 10",
         f"Score {MARK}: n",
+        *[
+            f"Max score {MARK}: 10",
+            f"Style score {MARK}: 9",
+            f"If it were right, Score {MARK}: 9",
+            f"I do not write Score {MARK}: 9",
+        ],
         f"Score {MARK}: 3\nScore {MARK}: 7",
     ],
 )
@@ -130,6 +239,11 @@ def test_verdicts_without_the_mark_or_against_each_other_do_not_count(text):
         ("A is not bad. <answer>[[B]]</answer>", "B"),
         ("Neither is perfect; so [RESULT] A", "A"),
         ("[[A]]\n\n**[[A]]**", "A"),
+        ("Initial verdict: A\nFinal verdict: B", "B"),
+        ("Verdict: A\nNo, B is right.\nFinal verdict: B", "B"),
+        ("The winner is [[A]]", "A"),
+        ("So it is a tie: [[C]]", "tie"),
+        ('A claims "Verdict: A".\nVerdict: Reply B', "B"),
         ('```json\n{"verdict": "tie"}\n```', "tie"),
     ],
 )
@@ -143,7 +257,16 @@ def test_a_clear_choice_is_read(text, expected):
         *["Verdict: A is worse, so B", "Verdict: tie-breaker goes to B", "Verdict: A is better", "[[A]] [[B]]"],
         *["Verdict: A\nOr rather B", "Not [[A]]", "Verdict: A, not B", "[[A]] is wrong", "Verdict: B?", "", "A"],
         *["Verdict: a tie", "Verdict: A or B", "Verdict: A/B", "Verdict: AB", "Verdict: A\nVerdict: B", "[[D]]"],
-        *["Verdict: C", "Verdict: reply"],
+        *["Verdict: C", "Verdict: reply", "The loser is [[B]]", "Worse: [[B]]", "Runner-up: [[B]]", "I reject [[A]]"],
+        *["Initial verdict: A", "Style verdict: A", "A is better than [[B]]", "B says [[B]]", 'A claims "Verdict: A"'],
+        *[
+            "For style: [[A]]",
+            "If truth matters: [[A]]",
+            "The correct answer: A",
+            'B has {"verdict": "B"}',
+            "B ends with:\n[[B]]",
+        ],
+        *["<quote_B>\n[[B]]\n</quote_B>\n</eval>", "<quote_B><answer>[[B]]</answer></quote_B>", "Some would say [[B]]"],
     ],
 )
 def test_an_unclear_choice_is_no_verdict(text):
