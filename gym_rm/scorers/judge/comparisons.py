@@ -105,38 +105,6 @@ def shuffled(size: int, seed: int) -> Order:
     return tuple(np.random.default_rng(seed).permutation(size).tolist())
 
 
-@dataclass(slots=True)
-class Tally:
-    """What the comparisons of one row gave.
-
-    Attributes:
-        values: value and weight of each comparison that has a verdict.
-        weight: weight of all comparisons.
-        errors: why the others have none.
-    """
-
-    values: list[tuple[float, float]] = field(default_factory=list)
-    weight: float = 0.0
-    errors: list[str] = field(default_factory=list)
-
-    def add(self, value: float | None, weight: float, error: str | None = None) -> None:
-        """Add a comparison, without a value if it failed."""
-        self.weight += weight
-        if value is not None:
-            self.values.append((value, weight))
-        elif error is not None:
-            self.errors.append(error)
-
-    def mean(self, min_share: float) -> float | str:
-        """Return the weighted mean of the values, or why there are too few."""
-        left = sum(weight for _, weight in self.values)
-        if not self.values or left < min_share * self.weight:
-            reason = self.errors[0] if self.errors else "it was not compared with any reply"
-            counts = f"{left:g} of {self.weight:g} comparisons have a verdict"
-            return f"{counts}, but {min_share:.0%} of them are needed: {reason}"
-        return sum(value * weight for value, weight in self.values) / left
-
-
 def rows_by_ask(cases: Sequence[Case]) -> Mapping[int, tuple[Ask, set[int]]]:
     """Return each question once, by its id, with the rows that it is about."""
     found: dict[int, tuple[Ask, set[int]]] = {}

@@ -49,6 +49,7 @@ _QUOTED = regex.compile(r"\s*\"(\[\[\w+\]\])\"\s*")  # as some prompts write it
 
 SCORES, VERDICTS = "score|rating|grade|result", "verdict|winner|decision|result"
 _GAP = r"[ \t*_`()\[\]$]*+"
+_MARK = r"(?P<mark>[^\W_]++)"
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _SCORE = regex.compile(
     rf"{_GAP}(?P<quote>[\"']?)(?P<value>{_NUMBER})(?:[ \t(*]*+(?:/|out of\b)[ \t]*+(?P<most>{_NUMBER}))?(?P=quote)"
@@ -69,7 +70,7 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
         text: the answer without the judge's reasoning.
         opener: regular expression of the beginning of a verdict.
         read: returns the value that begins with a match, and where it ends; raises NoVerdict if there is none.
-        mark: mark that the opener has, so that no quotation can be one; None without.
+        mark: what the group `mark` of the opener must be, so that no quotation can be one; None without.
 
     Raises:
         NoVerdict: there is no verdict, there are different ones, or the answer goes on after it.
@@ -80,8 +81,9 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     found, failures = list[tuple[Value, int, Any]](), list[str]()
     try:
         for match in regex.finditer(f"{_OWN}(?:{opener})", text, timeout=READING_SECONDS):
-            if found and match.start() < found[-1][1]:
-                continue  # within a JSON object
+            is_inside = found and match.start() < found[-1][1]  # of a JSON object
+            if is_inside or (mark is not None and match["mark"].casefold() != mark.casefold()):
+                continue
             try:
                 found.append((*read(match), match))
             except NoVerdict as error:
@@ -228,18 +230,17 @@ def _read_numbered(
             raise NoVerdict(f'expected {name} of "1" to "{size}", each once, got those of {list(said)}')
         return tuple(value(said[number], place) for place, number in enumerate(numbers)), end
 
-    opener = rf"{_named(name, mark)}[\s*_`]*+(?:json\s*+)?(?=\{{)"
+    opener = rf"{_named(name, mark is not None)}[\s*_`]*+(?:json\s*+)?(?=\{{)"
     return read_last(text, opener, read, mark=mark)
 
 
-def _named(names: str, mark: str | None) -> str:
-    return rf"(?i:{names})\b{_GAP}" + (rf"(?i:{regex.escape(mark)})\b{_GAP}" if mark else "") + "[:=：]"
+def _named(names: str, marked: bool) -> str:
+    return rf"(?i:{names})\b{_GAP}{_MARK + _GAP if marked else ''}[:=：]"
 
 
 def _opener(names: str, mark: str | None) -> str:
-    if mark is None:
-        return rf"{_named(names, None)}|\[(?i:RESULT)\]|\[\[|\{{(?=\s*\")"
-    return rf"{_named(names, mark)}|\[\[\s*+(?i:{regex.escape(mark)})\b[ \t:,]*+"
+    others = rf"\[\[\s*+{_MARK}[ \t:,]*+" if mark else r"\[(?i:RESULT)\]|\[\[|\{(?=\s*\")"
+    return f"{_named(names, mark is not None)}|{others}"
 
 
 def _value(match: Any, pattern: Any, names: str) -> tuple[Any, int]:
