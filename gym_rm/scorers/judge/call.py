@@ -281,14 +281,14 @@ class JudgeCall:
 
     def _reward_comparisons(self, number: int) -> None:
         row, judging = self._rows[number], self._judging
-        values, weights = [TIE], [self._ties.get(number, 0.0)]
+        values, given = [TIE], [self._ties.get(number, 0.0)]
         for case, place in row.cases:
             found = judged(case, choices=judging.choices)
             values.append(math.nan if found is None else float(found.values[:, place].mean()))
             others = case.rows[1 - place]
-            weights.append(float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0)
-        total, weights = sum(weights), np.where(np.isnan(values), 0.0, weights)
-        left, needed = weights.sum(), judging.min_comparisons
+            given.append(float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0)
+        weights = np.where(np.isnan(values), 0.0, given)
+        left, total, needed = float(weights.sum()), sum(given), judging.min_comparisons
         if not left or left < needed * total:
             reason = next((case.error for case, _ in row.cases if case.error), "it was not compared with any reply")
             counts = f"{left:g} of {total:g} comparisons have a verdict"

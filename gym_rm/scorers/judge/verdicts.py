@@ -40,12 +40,12 @@ _OWN = (  # the beginning of a sentence, and words before a verdict
     rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS})(?!\w)|{_TAG}|{_SECTION})*"
 )
 _FINAL = regex.compile(r"(?i:\b(?:final|overall|revised|corrected|updated)\b|最[终終]|최종)")
-ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION}|---)*+")
+ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION})*+")
 _FENCE = regex.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:\n[ \t]*\1[ \t]*$|\Z)", regex.MULTILINE | regex.DOTALL)
 _INTRODUCES = regex.compile(
-    r"([:：]|\b(?:as|has|had|get|is|of|reads|say|says|states|that|was|with|write|writes|wrote))[*_]*[ \t]*\n\s*"
+    r"([:：]|```\w*|\b(?:as|has|had|get|is|of|reads|say|says|states|that|was|with|write|writes|wrote))[*_]*[ \t]*\n\s*"
 )
-_QUOTED = regex.compile(r"\s*\"(\[\[\w+\]\])\"\s*")  # as some prompts write it
+_QUOTED = regex.compile(r"\A\s*\"(\[\[\w+\]\])\"\Z")  # as some prompts write it
 
 SCORES, VERDICTS = "score|rating|grade|result", "verdict|winner|decision|result"
 _GAP = r"[ \t*_`()\[\]$]*+"
@@ -96,31 +96,22 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
         wanted = "there is no verdict" + (f" with the mark {mark}" if mark else "")
         raise NoVerdict(": ".join([wanted, *failures[-1:]]))
     value, end, last = found[-1]
-    if not ENDS.fullmatch(text, end) or _closes_more(text[last.start() :]):
+    sentence = text[last.start() :]
+    closes_more = any(sentence.count(close) > sentence.count(opens) for opens, close in ("()", "[]"))
+    if closes_more or not ENDS.fullmatch(text, end):
         raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
-    is_final = _is_final(last)
-    if any(other != value and _is_final(match) >= is_final for other, _, match in found):
-        raise NoVerdict(f"there are different verdicts, {sorted({str(each) for each, *_ in found})}")
+    rivals = {str(other) for other, _, match in found if bool(_FINAL.search(match[0])) >= bool(_FINAL.search(last[0]))}
+    if len(rivals) > 1:
+        raise NoVerdict(f"there are different verdicts, {sorted(rivals)}")
     return value
-
-
-def _is_final(match: Any) -> bool:
-    return _FINAL.search(match[0]) is not None
-
-
-def _closes_more(text: str) -> bool:
-    """Return whether a text closes brackets that it did not open, so that it is only the end of what they hold."""
-    return text.count(")") > text.count("(") or text.count("]") > text.count("[")
 
 
 def _without_quotations(text: str) -> str:
     """Return a text without what is in fences, but for a verdict, and with introductions in the line after them."""
-    if quoted := _QUOTED.fullmatch(text):
-        return str(quoted[1])
-    text = text.rstrip()
+    text = str(_QUOTED.sub(r"\1", text.rstrip()))
 
     def shown(fence: Any) -> str:
-        inside = fence[2].strip()
+        inside: str = fence[2].strip()
         is_line = fence.end() == len(text) and "\n" not in inside
         return inside if is_line or inside.startswith("{") else "code.\n"
 
