@@ -94,8 +94,8 @@ def plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, list) or not all(_is_text(part) for part in content):
         return message
     said = "".join(part_text(part) for part in content if part["type"] in TEXT_PARTS)
-    thoughts = [message.get("reasoning_content"), *(part_text(part) for part in content if part["type"] in THOUGHTS)]
-    thinking = "\n".join(filter(None, thoughts))
+    thoughts = [message.get("reasoning_content"), *(part for part in content if part["type"] in THOUGHTS)]
+    thinking = "\n".join(filter(None, map(part_text, thoughts)))
     return {**message, "content": said} | ({"reasoning_content": thinking} if thinking else {})
 
 

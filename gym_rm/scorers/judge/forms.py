@@ -118,7 +118,7 @@ def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
     values = _last_object(text, (form.first, form.second, form.ranking))
     ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
     if form.first not in values and form.second not in values:
-        middle = (scale[0] + scale[1]) / 2
+        middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
         return tiebroken(middle, middle, ranking)
     return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
 

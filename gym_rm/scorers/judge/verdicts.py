@@ -108,14 +108,14 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
 
 def _without_quotations(text: str) -> str:
     """Return a text without what is in fences, but for a verdict, and with introductions in the line after them."""
-    text = str(_QUOTED.sub(r"\1", text.rstrip()))
+    text = _QUOTED.sub(r"\1", text.rstrip())
 
     def shown(fence: Any) -> str:
         inside: str = fence[2].strip()
         is_line = fence.end() == len(text) and "\n" not in inside
         return inside if is_line or inside.startswith("{") else "code.\n"
 
-    return _INTRODUCES.sub(r"\1 ", _FENCE.sub(shown, text))
+    return str(_INTRODUCES.sub(r"\1 ", _FENCE.sub(shown, text)))
 
 
 def read_score(text: str, *, scale: tuple[float, float], mark: str | None) -> float:
