@@ -25,9 +25,9 @@ READING_SECONDS = 1.0
 _MOST_FAILURES = 200  # each can be a JSON object of any depth
 
 _WORDS = (
-    "a|all|an|analysis|and|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end|evaluation"
+    "a|all|an|analysis|and|are|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end|evaluation"
     "|feedback|final|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?|judge?ment|my|no(?=[,:])|on"
-    "|overall|rating|result|revised|score|so|summary|that is|the|the above analysis|therefore|these|this|thus|tie"
+    "|overall|ratings?|results?|revised|scores?|so|summary|that is|the|the above analysis|therefore|these|this|thus|tie"
     "|total|updated|verdict|winner|i (?:would )?(?:choose|give|grade|pick|rate|select)(?: it)?"
     "|the better (?:assistant|one|reply|response)"
     "|bewertung|endgültige[rs]?|gesamt|mein|punktzahl|urteil|mon|ma|finale|mi|calificación|puntuación|veredicto"
