@@ -15,7 +15,7 @@ from gym_rm.checks import finite
 from gym_rm.data.messages import refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
-from gym_rm.engine.text.messages import plain_content
+from gym_rm.engine.text.messages import plain_message
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import SCORER_KINDS, Scorer, acquire_scorer, release_scorer, try_score
 from gym_rm.types import Conversation, Prompt
@@ -125,9 +125,8 @@ class RewardModelEnvironment:
 
     def _conversation(self, log: Sequence[Mapping[str, Any]], row: int) -> Conversation:
         messages: list[Any] = [
-            {key: message[key] for key in TEXT_FIELDS if message.get(key) is not None}
-            | {"content": plain_content(message["content"])}
-            for message in log
+            {key: message[key] for key in TEXT_FIELDS if message.get(key) is not None} | {"content": message["content"]}
+            for message in map(plain_message, log)
         ]
         if self._texts is None or len(messages) != 2:
             for message in messages:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from gym_rm.data.rows import show
-from gym_rm.engine.text.messages import plain_content
+from gym_rm.engine.text.messages import plain_message
 from gym_rm.engine.text.tool_calls import decode_arguments
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
@@ -83,7 +83,7 @@ def check_encodable(text: str, where: str, field: str) -> None:
 def _messages(value: Any, where: str) -> list[Message]:
     """Return messages from a list, a tuple or an array of dicts, with text parts joined."""
     try:
-        messages = [{**message, "content": plain_content(message.get("content"))} for message in value]
+        messages = [{"content": None, **plain_message(message)} for message in value]
     except (TypeError, AttributeError):
         messages = []
     if not messages:
@@ -95,9 +95,9 @@ def _message(message: Any, where: str, field: str) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: {field!r} must be a message {{'role', 'content'}}, got {show(message)}.")
     # Column formats (parquet, datasets) add the keys of other messages with the value None.
-    kept = {key: value for key, value in decode_arguments(message).items() if value is not None}
+    kept = {key: value for key, value in decode_arguments(plain_message(message)).items() if value is not None}
     if "content" in kept or kept.get("tool_calls"):
-        kept["content"] = plain_content(kept.get("content", ""))
+        kept.setdefault("content", "")
     for key in ("role", "content"):
         if not isinstance(kept.get(key), str):
             value = kept.get(key, message.get(key))

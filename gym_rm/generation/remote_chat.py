@@ -12,9 +12,9 @@ from typing import Any
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.messages import map_texts
-from gym_rm.engine.text.thinking import Thinking
+from gym_rm.engine.text.thinking import FIELDS, Thinking
 from gym_rm.engine.text.tool_calls import encode_arguments
-from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.errors import ConfigError, ConversationError, RemoteError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
@@ -167,14 +167,16 @@ def _read_reply(body: bytes) -> ChatReply:
     try:
         (choice,) = answer["choices"]
         message, reason = choice["message"], choice.get("finish_reason")
-        content = message["content"]
+        if not message.keys() & {"content", "refusal", "tool_calls", *FIELDS}:
+            raise KeyError("content")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidReply(f"no reply in {body[:80]!r}") from error
-    if content is not None and not isinstance(content, str):
-        raise InvalidReply(f"the reply must be a text, got {content!r:.80}")
     if reason == "content_filter":
         return ChatReply(error="the server's content filter withheld the reply")
-    _, text = Thinking().split(message)
+    try:
+        _, text = Thinking().split(message)
+    except ConversationError as error:
+        raise InvalidReply(str(error)) from error
     usage = answer.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     return ChatReply(

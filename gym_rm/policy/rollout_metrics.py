@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_rm.policy.rollouts import Rollout
 from gym_rm.reports.metrics import correlation, reward_metrics
+from gym_rm.scorers.rules import repetition
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -46,15 +47,3 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "length_correlation": correlation(rewards[scored], lengths[scored]),
         "repetition": float(np.mean([repetition(each.reply) for each in rollouts])),
     }
-
-
-def repetition(text: str, *, size: int = 4) -> float:
-    """Return the share of runs of `size` words that occurred before in the text; 0 for a short text.
-
-    Example:
-        >>> repetition("a b c d a b c d a b c d")
-        0.5555555555555556
-    """
-    words = text.split()
-    runs = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0

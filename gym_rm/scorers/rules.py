@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -164,10 +166,7 @@ class LengthScorer(Rule):
 
 
 class RepetitionScorer(Rule):
-    """Minus the share of runs of `size` words that occurred before in the reply.
-
-    Source: the n-gram repetition penalty of arXiv 2502.03373, appendix. Characters of scripts that are written without
-    spaces (Chinese, Japanese, Thai) count as words.
+    """Minus the share of runs of `size` words that occurred before in the reply; see `repetition`.
 
     Args:
         size: words in a run.
@@ -187,9 +186,33 @@ class RepetitionScorer(Rule):
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
         """Return the penalty of a reply, in [-1, 0]."""
-        words = _WORD.findall(reply.lower())
-        runs = [tuple(words[start : start + self.size]) for start in range(len(words) - self.size + 1)]
-        return len(set(runs)) / len(runs) - 1 if runs else 0.0
+        return 0.0 - repetition(reply, size=self.size)
 
 
-_WORD = regex.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]|[^\W぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]+")
+def repetition(text: str, *, size: int = 4) -> float:
+    """Return the share of runs of `size` words that occurred before in the text; 0 for a short text.
+
+    Source: the n-gram repetition penalty of arXiv 2502.03373, appendix. Words are those of Unicode (UAX 29): characters
+    in scripts without spaces, and each symbol or emoji. A word of more than `LONGEST_WORD` characters is its characters
+    too. So that a run of these is as long as one of words, it has `WORD_LENGTH` characters for each word but the first.
+    """
+    words = _words(text)
+    ends = list(itertools.accumulate(map(len, words), initial=0))
+    shortest = WORD_LENGTH * (size - 1)
+    stops = [max(start + size, bisect.bisect_left(ends, ends[start] + shortest)) for start in range(len(words))]
+    runs = [tuple(words[start:stop]) for start, stop in enumerate(stops) if stop <= len(words)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, or the characters of long ones; a ruled line counts as one of its signs."""
+    ruled = _RULE.sub(lambda line: line[1] if len(line[0]) <= LONGEST_RULE else line[0], text.lower())
+    words = [word for word in _BOUNDARY.split(ruled) if word.strip()]
+    pieces = ([word] if len(word) <= LONGEST_WORD else _CHARACTER.findall(word) for word in words)
+    return list(itertools.chain.from_iterable(pieces))
+
+
+WORD_LENGTH, LONGEST_WORD, LONGEST_RULE = 5, 30, 80
+_BOUNDARY = regex.compile(r"(?V1w)\b")
+_CHARACTER = regex.compile(r"\X")
+_RULE = regex.compile(r"([-=_*~#─═━])\1*+")

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from gym_rm.data.messages import join_reply, parse_messages, plain_content, prompt_messages, refuse_rendered
+from gym_rm.data.messages import join_reply, parse_messages, prompt_messages, refuse_rendered
+from gym_rm.engine.text.messages import plain_content
 from gym_rm.errors import ConfigError
 
 USER = {"role": "user", "content": "2 + 2?"}

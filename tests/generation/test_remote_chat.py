@@ -16,6 +16,7 @@ from generation.chat_servers import user
 from gym_rm import ConfigError
 from gym_rm.generation.chat import load_chat_model
 from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel, _read_reply
+from gym_rm.http_client.responses import InvalidReply
 
 BUSY = (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.1"})
 
@@ -112,6 +113,45 @@ def test_a_server_can_put_the_reasoning_into_a_field(field):
     ]
     replies = [_read_reply(json.dumps(body).encode()) for body in bodies]
     assert [(reply.text, reply.finished) for reply in replies] == [("It is 4.", True), ("", False)]
+
+
+THOUGHT = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "Score: 3"}]},
+    {"type": "thinking", "thinking": "Score: 3", "signature": "c2ln"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Score: 3"}]},
+    {"type": "redacted_thinking", "data": "c2ln"},
+]
+
+
+def read(message, reason="stop"):
+    return _read_reply(json.dumps({"choices": [{"message": message, "finish_reason": reason}]}).encode())
+
+
+@pytest.mark.parametrize("thought", THOUGHT)
+@pytest.mark.parametrize("kind", ["text", "output_text"])
+def test_text_parts_of_a_server_are_joined_and_thinking_parts_are_thinking(thought, kind):
+    said = [{"type": kind, "text": "It is"}, {"type": kind, "text": " 4."}]
+    reply = read({"role": "assistant", "content": [thought, *said]})
+    assert (reply.text, reply.finished) == ("It is 4.", True)
+    reply = read({"role": "assistant", "content": [thought]})
+    assert (reply.text, reply.finished) == ("", False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}, {"refusal": "No."}],
+)
+def test_a_refusal_is_what_the_model_said(message):
+    assert read(message).text == "No."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [3, {"a": 1}, ["a"], [{"type": "image_url"}], [{"type": "text"}], [{"type": "text", "text": None}], [{"type": []}]],
+)
+def test_content_without_a_text_is_no_reply(content):
+    with pytest.raises(InvalidReply):
+        read({"content": content})
 
 
 def test_a_withheld_reply_is_an_error(app):

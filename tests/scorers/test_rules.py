@@ -121,6 +121,78 @@ def test_repeated_words_are_a_penalty(reply, expected):
     assert value(RepetitionScorer(size=1), reply) == expected
 
 
+LOOPS = [
+    "!" * 200,
+    "😀" * 50,
+    "ha" * 100,
+    "a" * 300,
+    "lol" * 60,
+    "." * 300,
+    "-" * 100,
+    "0" * 200,
+    "{}" * 80,
+    "so good!!! " * 30,
+]
+LOOPS += [
+    "ສະບາຍດີ" * 30,
+    "សួស្តី" * 30,
+    "မင်္ဂလာပါ" * 30,
+    "สวัสดีครับ" * 30,
+    "བཀྲ་ཤིས་" * 30,
+    "𠀀𠀁" * 50,
+    "わかりません。" * 20,
+    "नमस्ते " * 30,
+]
+LOOPS += [
+    "👩‍👩‍👧‍👦" * 40,
+    "🇩🇪🇫🇷" * 40,
+    "👍🏽" * 40,
+    "❤️ " * 60,
+    "1️⃣" * 40,
+    "a\u0301" * 80,
+    "I am a helpful assistant.\n" * 20,
+    "<br>" * 60,
+]
+LOOPS += ["It is " + "0." + "3" * 200, "---\n" * 60]
+
+
+@pytest.mark.parametrize("reply", LOOPS)
+def test_a_loop_is_a_repetition_in_every_script(reply):
+    assert value(RepetitionScorer(), reply) < -0.75
+
+
+ORDINARY = [
+    "def add(a, b):\n    return a + b\n\n\nfor i in range(10):\n    if i % 2:\n        print(i)\n",
+    "Results\n"
+    + "=" * 40
+    + "\n\nThe method works on three of four sets.\n\nDiscussion\n"
+    + "-" * 40
+    + "\nThe labels are noisy.",
+    "| Name | Age |\n|------|-----|\n| Anna | 31 |\n| Bob | 42 |\n| Carla | 27 |\n| David | 65 |",
+    ", ".join(map(str, range(1, 101))),
+    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798",
+    "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。人人有权享有生命、自由和人身安全。",
+    "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。人間は、理性と良心とを授けられており、",
+    "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม และควรปฏิบัติต่อกันด้วยเจตนารมณ์แห่งภราดรภาพ",
+    "ມະນຸດທຸກຄົນເກີດມາມີກຽດສັກສີ, ສິດທິ, ເສລີພາບ ແລະ ຄວາມສະເໝີພາບເທົ່າທຽມກັນ. ທຸກໆຄົນມີເຫດຜົນ ແລະ ຄວາມຄິດຄວາມເຫັນ",
+    "មនុស្សទាំងអស់កើតមកមានសេរីភាពនិងភាពស្មើគ្នាក្នុងសេចក្ដីថ្លៃថ្នូរនិងសិទ្ធិ។ មនុស្សគ្រប់រូបសុទ្ធតែមានវិចារណញ្ញាណនិងសតិសម្បជញ្ញៈ",
+    "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့် လည်းကောင်း၊ တူညီလွတ်လပ်သော အခွင့်အရေးများဖြင့် လည်းကောင်း၊ မွေးဖွားလာသူများ ဖြစ်သည်။",
+    "Hahaha, that is a good one! 😀😀😀 I will tell it to my brother!!! He loves jokes about cats...",
+]
+
+
+@pytest.mark.parametrize("reply", ORDINARY)
+def test_ordinary_text_is_hardly_a_repetition(reply):
+    assert value(RepetitionScorer(), reply) > -0.05
+
+
+def test_the_penalty_of_a_long_reply_takes_linear_time():
+    start = time.process_time()
+    for reply in ("a" * 50_000, "好" * 50_000, "a b " * 20_000, "=" * 50_000):
+        assert value(RepetitionScorer(), reply) < -0.99
+    assert time.process_time() - start < 5
+
+
 @given(st.text(max_size=200), st.integers(1, 5))
 def test_the_penalty_of_repetition_is_bounded(reply, size):
     assert -1.0 < value(RepetitionScorer(size=size), reply) <= 0.0

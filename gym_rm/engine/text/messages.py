@@ -14,6 +14,8 @@ from gym_rm.types import Conversation, Message
 ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
 COMMON_ROLES = frozenset({"system", "user", "assistant"})
 KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 TOOLS_ROLE = "<tools>"  # no message of a user can have this role, which is not a word
 
 
@@ -40,6 +42,7 @@ def _check_message(message: Any, where: str) -> Message:
     if len(message) == 2 and isinstance(message.get("content"), str):
         checked: dict[str, Any] = cast(dict[str, Any], message)
     else:
+        message = plain_message(message)
         given = decode_arguments(message)
         checked = {key: value for key, value in given.items() if value is not None and value not in ("", [], {}, ())}
         checked |= {"role": message["role"], "content": _content(message, where)}
@@ -64,8 +67,8 @@ def _content(message: Mapping[str, Any], where: str) -> Any:
         raise ConversationError(f"{where} must be {{'role': ..., 'content': ...}}; got {message!r:.200}.")
     content = plain_content(message["content"])
     if isinstance(content, list):
-        other = [part.get("type", part) if isinstance(part, dict) else part for part in content]
-        shown = next(kind for kind in other if kind != "text")
+        other = next(part for part in content if not _is_text(part))
+        shown = other.get("type", other) if isinstance(other, dict) and "text" not in other else other
         raise ConversationError(
             f"the content of {where} has a part of the type {shown!r:.80}, but the reward model reads only text; "
             "remove the part, or describe it in a part {'type': 'text', 'text': ...}."
@@ -74,10 +77,42 @@ def _content(message: Mapping[str, Any], where: str) -> Any:
 
 
 def plain_content(content: Any) -> Any:
-    """Join content in text parts, `[{"type": "text", "text": ...}]`; return other content unchanged."""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(part["text"] for part in content)
-    return content
+    """Return the text of content in parts, as in `plain_message`; return other content unchanged."""
+    return plain_message({"content": content})["content"]
+
+
+def plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of a server or a file with a text as its content, and its thinking in `reasoning_content`.
+
+    Text parts (`{"type": "text", "text": ...}`, `output_text`, `refusal`) are joined, and thinking parts too, whose
+    text can be a list of parts. A message that refuses has its refusal as content. If another part is there, such as an
+    image, the message is unchanged.
+    """
+    content = message.get("content")
+    if content is None and isinstance(message.get("refusal"), str):
+        return {**message, "content": message["refusal"], "refusal": None}
+    if not isinstance(content, list) or not all(_is_text(part) for part in content):
+        return message
+    said = "".join(part_text(part) for part in content if part["type"] in TEXT_PARTS)
+    thoughts = [message.get("reasoning_content"), *(part for part in content if part["type"] in THOUGHTS)]
+    thinking = "\n".join(filter(None, map(part_text, thoughts)))
+    return {**message, "content": said} | ({"reasoning_content": thinking} if thinking else {})
+
+
+def _is_text(part: Any) -> bool:
+    """Return whether a part of a message is thinking, or a text that it has."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    return kind in THOUGHTS or (name is not None and isinstance(part.get(name), str))
+
+
+def part_text(part: Any) -> str:
+    """Return the text of a part of a message, or of a list of parts; the empty text if it has none."""
+    if isinstance(part, list | tuple):
+        return "".join(map(part_text, part))
+    if isinstance(part, Mapping):
+        return next(filter(None, (part_text(part.get(name)) for name in ("text", "refusal", *THOUGHTS, "summary"))), "")
+    return part if isinstance(part, str) else ""
 
 
 def reply_text(conversation: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from gym_rm.engine.text.messages import plain_content
+from gym_rm.engine.text.messages import part_text, plain_message
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.types import Message
 
@@ -112,7 +112,8 @@ class Thinking:
         Raises:
             ConversationError: the content is no text.
         """
-        content = plain_content(message.get("content"))
+        message = plain_message(message)
+        content = message.get("content")
         if not isinstance(content, str | None):
             raise ConversationError(f"the content of the reply must be a text, got {content!r:.100}")
         fields = [message[name] for name in FIELDS if message.get(name)]
@@ -132,13 +133,13 @@ class Thinking:
             UnfinishedThinking: the last assistant turn has no answer.
             ConversationError: the content of an assistant turn is no text.
         """
-        messages = [dict(message) for message in conversation]
+        messages = [dict(plain_message(message)) for message in conversation]
         replies = [message for message in messages if message.get("role") == "assistant"]
         for k, reply in enumerate(replies, start=1):
             _, answer = (self if k == len(replies) else Thinking(self.tags)).split(reply)
             if answer is None and k == len(replies):
                 raise UnfinishedThinking(UNFINISHED)
-            if (plain_content(reply.get("content")) or "").strip() != answer:
+            if (reply.get("content") or "").strip() != answer:
                 reply["content"] = answer or ""
             for name in FIELDS:
                 reply.pop(name, None)
@@ -223,6 +224,4 @@ def _split_channels(text: str) -> tuple[str, str | None]:
 
 def _field_text(field: Any) -> str:
     """Return the text of a field with thinking: a text, or a list of texts or `{"type": ..., "text": ...}`."""
-    parts = field if isinstance(field, list | tuple) else [field]
-    texts = [part.get("text", part.get("summary")) if isinstance(part, Mapping) else part for part in parts]
-    return _joined([text for text in texts if isinstance(text, str)])
+    return _joined([part_text(part) for part in (field if isinstance(field, list | tuple) else [field])])

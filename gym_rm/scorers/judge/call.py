@@ -22,7 +22,6 @@ from gym_rm.scorers.judge.comparisons import (
     Case,
     Comparisons,
     Order,
-    Tally,
     judged,
     pairs_of,
     rows_by_ask,
@@ -60,6 +59,12 @@ class Judging:
     orders: tuple[Order, ...]
     choices: bool
     criteria: tuple[Criterion, ...] | None
+
+    @property
+    def min_comparisons(self) -> float:
+        """Smallest share of a reply's comparisons that must have a verdict, so that it was seen in both places."""
+        seen_once_in_a_place = self.comparisons == "circular" and len(self.orders) == 1
+        return 1.0 if seen_once_in_a_place else self.options.min_comparisons
 
 
 @dataclass(slots=True)
@@ -275,20 +280,22 @@ class JudgeCall:
     # --- scores --------------------------------------------------------------------------------------------------
 
     def _reward_comparisons(self, number: int) -> None:
-        row, judging, tally = self._rows[number], self._judging, Tally()
-        if self._ties.get(number):
-            tally.add(TIE, self._ties[number])
+        row, judging = self._rows[number], self._judging
+        values, given = [TIE], [self._ties.get(number, 0.0)]
         for case, place in row.cases:
             found = judged(case, choices=judging.choices)
+            values.append(math.nan if found is None else float(found.values[:, place].mean()))
             others = case.rows[1 - place]
-            weight = float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0
-            tally.add(None if found is None else float(found.values[:, place].mean()), weight, case.error)
-        mean = tally.mean(judging.options.min_comparisons)
-        if isinstance(mean, str):
-            row.error = mean
+            given.append(float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0)
+        weights = np.where(np.isnan(values), 0.0, given)
+        left, total, needed = float(weights.sum()), sum(given), judging.min_comparisons
+        if not left or left < needed * total:
+            reason = next((case.error for case, _ in row.cases if case.error), "it was not compared with any reply")
+            counts = f"{left:g} of {total:g} comparisons have a verdict"
+            row.error = f"{counts}, but {needed:.0%} of them are needed: {reason}"
             return
-        row.reward = mean
-        if tally.errors:
+        row.reward = float(np.nan_to_num(values) @ weights / left)
+        if left < total:
             warn_once(
                 "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
                 "counts them, and min_comparisons= says how many a reply needs."

@@ -6,7 +6,8 @@
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
 | `reference` | 2 N | each with the reference reply, with each of them first |
 
-`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once.
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once. A judge that prefers a place
+gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both comparisons.
 """
 
 from __future__ import annotations
@@ -102,38 +103,6 @@ def pairs_of(how: Comparisons, size: int) -> list[tuple[int, int]]:
 def shuffled(size: int, seed: int) -> Order:
     """Return an order of replies that depends on the seed alone."""
     return tuple(np.random.default_rng(seed).permutation(size).tolist())
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the comparisons of one row gave.
-
-    Attributes:
-        values: value and weight of each comparison that has a verdict.
-        weight: weight of all comparisons.
-        errors: why the others have none.
-    """
-
-    values: list[tuple[float, float]] = field(default_factory=list)
-    weight: float = 0.0
-    errors: list[str] = field(default_factory=list)
-
-    def add(self, value: float | None, weight: float, error: str | None = None) -> None:
-        """Add a comparison, without a value if it failed."""
-        self.weight += weight
-        if value is not None:
-            self.values.append((value, weight))
-        elif error is not None:
-            self.errors.append(error)
-
-    def mean(self, min_share: float) -> float | str:
-        """Return the weighted mean of the values, or why there are too few."""
-        left = sum(weight for _, weight in self.values)
-        if not self.values or left < min_share * self.weight:
-            reason = self.errors[0] if self.errors else "it was not compared with any reply"
-            counts = f"{left:g} of {self.weight:g} comparisons have a verdict"
-            return f"{counts}, below min_comparisons={min_share:g}: {reason}"
-        return sum(value * weight for value, weight in self.values) / left
 
 
 def rows_by_ask(cases: Sequence[Case]) -> Mapping[int, tuple[Ask, set[int]]]:

@@ -1,12 +1,11 @@
 """The verdicts of public generative reward models, in the forms that they were trained to write.
 
-An answer ends with it, after the model's reasoning: an earlier one can be a quotation. Only punctuation, Markdown and
-closing tags may follow. It must be on the scale. Anything else is no verdict, never a number.
+An answer ends with it, after the model's reasoning; see `verdicts.read_last`. It must be on the scale. Anything else is
+no verdict, never a number.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -15,8 +14,7 @@ import regex
 
 from gym_rm.config import Config, Finite
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.verdicts import ENDS, MAX_LENGTH, NoVerdict, number_on
-from gym_rm.scorers.math.denials import MARGIN, is_denied
+from gym_rm.scorers.judge.verdicts import ENDS, NoVerdict, number_on, object_at, read_last
 
 Scale: TypeAlias = tuple[float, float]
 
@@ -24,13 +22,9 @@ FLOOR = -50.0
 """Log-probability of an answer that is not among the most likely tokens (Qwen3-Nemotron-32B-GenRM-Principle)."""
 RANKS = (1.0, 6.0)
 TIED_RANK = 3.5
-READING_SECONDS = 1.0
-MOST_OBJECTS = 200
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
-_PAIR = regex.compile(rf"\\boxed\{{{_NUMBER},{_NUMBER}\}}")
-_BOX = regex.compile(rf"\\boxed\{{{_NUMBER}\}}")
-_STARTS_OBJECT = regex.compile(r'\{\s*(?:"|$)')
-_SECTION_END = regex.compile(r"\s*\[The End of [\w ]+\]\s*")
+_BOXED = rf"\\boxed\{{{_NUMBER}\}}"
+_BOXED_PAIR = rf"\\boxed\{{{_NUMBER},{_NUMBER}\}}(?:[^\\]{{0,200}}{_BOXED})?"
 
 
 class VerdictForm(Config):
@@ -94,17 +88,15 @@ def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale
         NoVerdict: there is no verdict, or it is malformed or off the scale.
     """
     text = reply.text
-    if len(text) > MAX_LENGTH:
-        raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
     match form.form:
         case "json_pair":
             return _json_pair(text, form, scale)
         case "boxed_pair":
             return _boxed_pair(text, scale)
         case "boxed":
-            return (number_on(scale, _last(_BOX, text)[1]),)
+            return _last_value(text, _BOXED, form, size, scale)
         case "last":
-            return _last_value(text, form, size, scale)
+            return _last_value(text, form.pattern, form, size, scale)
         case "json_scores":
             return _json_scores(text, form, size, scale)
         case _:
@@ -123,7 +115,7 @@ def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float
 
 
 def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
-    values = _object(text, (form.first, form.second, form.ranking))
+    values = _last_object(text, (form.first, form.second, form.ranking))
     ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
     if form.first not in values and form.second not in values:
         middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
@@ -131,93 +123,43 @@ def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
     return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
 
 
-def _object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    """Return the JSON object that an answer ends with: an earlier one can be a quotation.
+def _last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    """Return the JSON object that an answer ends with. Raises NoVerdict if there is none with one of the keys."""
 
-    Raises:
-        NoVerdict: there is none, or it has none of the keys.
-    """
-    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-    start, tries, found, last = text.find("{"), 0, None, 0
-    while start >= 0 and tries < MOST_OBJECTS:
-        tries += 1
-        before = text[last:start].strip()
-        in_list = before.endswith("[") or (before == "," and last > 0)
-        try:
-            found, last = decoder.raw_decode(text, start)
-            found = None if in_list else found
-            start = text.find("{", last)
-        except (ValueError, RecursionError):
-            if _STARTS_OBJECT.match(text, start):
-                break  # cut JSON: what stands in it is no verdict
-            start = text.find("{", start + 1)
-    if not isinstance(found, dict) or start >= 0 or not ENDS.fullmatch(text, last):
-        raise NoVerdict(f"the answer does not end with a JSON object: {text[-40:].strip()!r}")
-    inner = found.get("overall")
-    values = inner if isinstance(inner, dict) and not set(keys) & found.keys() else found
-    if not set(keys) & values.keys():
-        raise NoVerdict(f"the JSON object at the end has none of the keys {list(keys)}")
-    return values
+    def read(match: Any) -> tuple[Mapping[str, Any], int]:
+        found, end = object_at(match.string, match.end() - 1)
+        inner = found.get("overall")
+        values = inner if isinstance(inner, dict) and not set(keys) & found.keys() else found
+        if not set(keys) & values.keys():
+            raise NoVerdict(f"the JSON object at the end has none of the keys {list(keys)}")
+        return values, end
 
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. Raises NoVerdict if a key is given twice."""
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise NoVerdict(f"a key is given twice: {[key for key, _ in pairs]}")
-    return dict(pairs)
+    return read_last(text, r"\{(?=\s*\")", read)
 
 
 def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
-    pair = _last_of(_PAIR, text)
-    first, second = (number_on(scale, value) for value in pair.groups())
-    ranking = _last_of(_BOX, text) if _BOX.search(text, pair.end()) else None
-    _require_last(text, (ranking or pair).end())
-    return tiebroken(first, second, number_on(RANKS, ranking[1]) if ranking else None)
+    def read(match: Any) -> tuple[tuple[float, ...], int]:
+        first, second = number_on(scale, match[1]), number_on(scale, match[2])
+        return tiebroken(first, second, None if match[3] is None else number_on(RANKS, match[3])), match.end()
+
+    return read_last(text, _BOXED_PAIR, read)
 
 
-def _last_value(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
-    spelled = _last(regex.compile(form.pattern), text)[1]
-    if form.values is None:
-        return (number_on(scale, spelled),)
-    if spelled not in form.values:
-        raise NoVerdict(f"the verdict {spelled[:20]!r} is none of {list(form.values)}")
-    value = form.values[spelled]
+def _last_value(text: str, pattern: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
+    def read(match: Any) -> tuple[float, int]:
+        if form.values is None:
+            return number_on(scale, match[1]), match.end()
+        if match[1] not in form.values:
+            raise NoVerdict(f"the verdict {match[1]!r:.20} is none of {list(form.values)}")
+        return form.values[match[1]], match.end()
+
+    value = read_last(text, pattern, read)
     return (value,) if size == 1 else (value, 1 - value)
-
-
-def _last(pattern: Any, text: str) -> Any:
-    match = _last_of(pattern, text)
-    _require_last(text, match.end())
-    return match
-
-
-def _last_of(pattern: Any, text: str) -> Any:
-    """Return the last match; another one in its line, or a denial before it, make it unclear."""
-    try:
-        matches = list(pattern.finditer(text, timeout=READING_SECONDS))
-    except TimeoutError as error:
-        raise NoVerdict(f"the answer takes more than {READING_SECONDS:g} s to read") from error
-    if not matches:
-        raise NoVerdict(f"there is no verdict of the form {pattern.pattern}")
-    last = matches[-1]
-    start = text.rfind("\n", 0, last.start()) + 1
-    if any(match.groups() != last.groups() for match in matches if match.start() >= start):
-        raise NoVerdict(f"there are different verdicts in the line {text[start:][:60]!r}")
-    if is_denied(before := text[max(start, last.start() - MARGIN) : last.start()], len(before), len(before)):
-        raise NoVerdict(f"the verdict {last[0]!r:.40} is denied")
-    return last
-
-
-def _require_last(text: str, end: int) -> None:
-    """Raise NoVerdict if more than the end of a section, punctuation and closing tags follow."""
-    rest = _SECTION_END.sub("", text[end:])
-    if not ENDS.fullmatch(rest):
-        raise NoVerdict(f"the answer goes on after its verdict: {rest.strip()[:20]!r}")
 
 
 def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
     names = [form.name.format(number=number) for number in range(1, size + 1)]
-    listed, pairs = _object(text, (form.key,))[form.key], []
+    listed, pairs = _last_object(text, (form.key,))[form.key], []
     if form.items is None and isinstance(listed, dict):
         pairs = list(listed.items())
     elif form.items is not None and isinstance(listed, list):

@@ -37,7 +37,8 @@ class JudgeOptions(JudgedOptions):
     """Whether each pair is asked about with either reply first, which doubles the questions; None for yes with
     `all_pairs` and `reference`, no with `circular`."""
     min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
-    """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error."""
+    """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error. In a circle
+    with one order every reply needs both, because a judge can prefer a place."""
     list_size: PositiveInt = 16
     """Most different replies in a question of `listwise`; the rows of a longer group are errors."""
     criteria: Literal["each", "together"] = "each"

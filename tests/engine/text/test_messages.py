@@ -6,7 +6,9 @@ import pytest
 import tiny_models
 
 from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.messages import check_conversation
 from gym_rm.engine.text.renderer import Renderer
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConversationError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
@@ -119,6 +121,14 @@ def test_empty_fields_are_ignored(empty):
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]
     assert ids_of(renderer(), [user(parts), assistant("4")]) == ids_of(renderer(), [user("2 + 2?"), assistant("4")])
+
+
+def test_thinking_parts_are_the_reasoning_of_the_message():
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "2 + 2."}]}, {"type": "text", "text": "4"}]
+    (checked,) = check_conversation([{"role": "assistant", "content": parts}])
+    assert checked == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2."}
+    assert Thinking().split({"content": parts}) == ("2 + 2.", "4")
+    assert Thinking().answered([{"role": "assistant", "content": parts}]) == [{"role": "assistant", "content": "4"}]
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "audio"}, {"image": "x"}])

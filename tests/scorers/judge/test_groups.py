@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 from conftest import assistant, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gym_rm import ConfigError, Prompt
 from gym_rm.adapters.trl import RewardModelReward
@@ -86,18 +88,44 @@ def test_the_ranking_breaks_ties_as_in_nemo_gym():
     assert judge(model, comparisons="circular").score(ask("good", "bad")).rewards.tolist() == [5.5, 0.5]
 
 
-def test_a_failed_comparison_is_left_out_and_not_put_in_the_middle():
+def test_a_failed_comparison_of_a_circle_leaves_its_two_replies_without_a_score():
     def some(a, b):
         return "I cannot say." if (a, b) == ("bb", "ccc") else {"score_1": len(a), "score_2": len(b)}
 
     model = GenRM(some)
-    scores = judge(model, comparisons="circular", max_retries=1).score(ask("a", "bb", "ccc", "dddd"))
-    assert scores.rewards.tolist() == [1.0, 2.0, 3.0, 4.0]
+    scores = try_score(judge(model, comparisons="circular", max_retries=1), ask("a", "bb", "ccc", "dddd"))
+    assert scores.failed_rows == (1, 2)
+    assert scores.rewards[[0, 3]].tolist() == [1.0, 4.0]
     assert scores.infos["judge_unread"].tolist() == [0.0, 0.5, 0.5, 0.0]
     assert scores.infos["judge_answers"].sum() == 5
+    assert "1 of 2 comparisons have a verdict, but 100% of them" in scores.errors[1]
     lost = try_score(judge(GenRM(lambda a, b: some("bb", "ccc")), comparisons="circular"), ask("a", "bb"))
     assert lost.failed_rows == (0, 1)
     assert "0 of 1 comparisons have a verdict" in lost.errors[0]
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([("circular", None), ("circular", True), ("all_pairs", None)]),
+    st.integers(2, 6),
+    st.sets(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef"), st.integers(0, 2))),
+    st.integers(1, 3),
+    st.sampled_from([{"score_1": 4, "score_2": 2}, {"score_1": 3, "score_2": 3, "ranking": 1}]),
+)
+def test_a_judge_that_prefers_a_place_gives_equal_replies_equal_scores(how, size, failed, samples, said):
+    class PrefersFirst(GenRM):
+        def reply(self, conversations, *, seeds, deadline=math.inf):
+            asked = [
+                (each[-2]["content"], each[-1]["content"], seed % 3)
+                for each, seed in zip(conversations, seeds, strict=True)
+            ]
+            return [ChatReply("?" if each in failed else json.dumps(said), finished=True) for each in asked]
+
+    options = {"comparisons": how[0], "both_orders": how[1], "samples": samples, "min_comparisons": 0}
+    model = judge(PrefersFirst(), max_retries=0, **options)
+    scores = try_score(model, ask(*"abcdef"[:size]))
+    assert set(np.round(scores.rewards[np.isfinite(scores.rewards)], 9)) <= {3.0}
+    assert bool(failed) or not scores.failed_rows
 
 
 def test_a_wrong_range_and_a_cut_answer_are_no_verdict():
@@ -186,7 +214,7 @@ def test_relative_scores_fit_the_estimators(estimator):
     ("answer", "reason"),
     [
         ('Scores {mark}: {{"1": 3}}', "each once"),
-        ('Scores {mark}: {{"1": 3, "1": 4, "2": 5}}', "each once"),
+        ('Scores {mark}: {{"1": 3, "1": 4, "2": 5}}', "given twice"),
         ('Scores {mark}: {{"1": 3, "2": 11}}', "not a number within 1 to 10"),
         ('Scores {mark}: {{"1": 3, "2": n}}', "no JSON object"),
         ('Scores: {{"1": 3, "2": 4}}', "no verdict with the mark"),

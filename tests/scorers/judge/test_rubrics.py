@@ -141,7 +141,7 @@ def test_rows_with_a_rubric_can_be_judged_in_other_ways_too():
     for style in ("genrm", "selene", None):
         judge = JudgeScorer(Silent(), max_retries=0, **({"style": style} if style else {}))
         reasons[style] = try_score(judge, ask("a", "b"), prompts).errors[0]
-    assert "does not end with a JSON object" in reasons["genrm"]  # it was asked
+    assert "there is no verdict" in reasons["genrm"]  # it was asked
     assert "must be a text for this style" in reasons["selene"]
     assert "judge it with mode='rubric'" in reasons[None]
 

@@ -46,6 +46,14 @@ PROMPTS = {
         ("genrm", "pairwise", CAPITAL, ["Response A", "Response B"], {}),
         [("user", CAPITAL[0]["content"]), ("response_1", "Response A"), ("response_2", "Response B")],
     ),
+    "genrm, empty": (
+        ("genrm", "pairwise", SUM, ["", " \n"], {}),
+        [("user", "What is 2+2?"), ("response_1", "None"), ("response_2", "None")],
+    ),
+    "genrm, spaces": (
+        ("genrm", "pairwise", SUM, [" 4 ", "4\n"], {}),
+        [("user", "What is 2+2?"), ("response_1", " 4 "), ("response_2", "4\n")],
+    ),
     "genrm, principle": (
         ("genrm", "pairwise", SYSTEM, TWO, {"principle": "Judge impartially."}),
         [
