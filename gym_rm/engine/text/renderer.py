@@ -94,8 +94,9 @@ class Renderer:
         self.forged_turns = settings.forged_turns
         self._special = SpecialTokens(tokenizer, add_bos=settings.add_bos, encoder=self.input_format.encoder)
         step_token = self.input_format.step_token
-        self._control = ControlTokens(tokenizer, "".join((*self._template.examples, step_token or "")))
-        self._dropped = DroppedText(self.chat_template or "")
+        written = (*self._template.examples, self._template.all_sources, step_token or "")
+        self._control = ControlTokens(tokenizer, "".join(written))
+        self._dropped = DroppedText(self._template.all_sources)
         reads = not self.input_format.policy
         self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns) if reads else ()
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -150,7 +151,7 @@ class Renderer:
         if not text or hidden is not None:
             return [self._fit(turn, self._render(turn)) for turn in (*turns, conversation)]
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        encoded = EncodedText(text, encoding["input_ids"], encoding["offset_mapping"], self._control.ids, self._ids)
+        encoded = EncodedText(text, encoding["input_ids"], encoding["offset_mapping"], self._control.breaks, self._ids)
         results = []
         for turn in turns:
             part, hidden = self._write(turn)
@@ -217,12 +218,10 @@ class Renderer:
 
     @functools.cached_property
     def _joins_parts(self) -> bool:
-        """Whether the ids of a text are those of its parts: not if control tokens take the space beside them."""
-        added = self.tokenizer.added_tokens_decoder.values()
-        strips = any((token.lstrip or token.rstrip) and str(token) in self._control.names for token in added)
+        """Whether the ids of a text are those of its parts, as far as the examples show."""
         whole = self.tokenize(list(self._template.examples), add_special_tokens=False)
         parts = [self.tokenize(self._control.split(text), False) for text in self._template.examples]
-        return not strips and all(
+        return all(
             np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True)
         )
 
@@ -249,7 +248,7 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        if tools and not re.search(r"\btools\b", self.chat_template or ""):
+        if tools and not re.search(r"\btools\b", self._template.all_sources):
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
                 "conversations without the list of tools that the policy may call."
