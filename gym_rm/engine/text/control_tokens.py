@@ -26,7 +26,9 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 # Added tokens that are ordinary text: replies may contain thinking, even if the template writes it, and white space and
 # words are no marks. HTML and punctuation are text unless the template has them.
 TEXT = re.compile(r"</?think>|\s*[^\W_]*\s*|.")
-TEXT_IF_NOT_WRITTEN = re.compile(r"</?(table|caption|t(head|body|foot|[rhd])|h\d|blockquote|strong|em|[bius]|su[bp]|code)>|\W*")
+TEXT_IF_NOT_WRITTEN = re.compile(
+    r"</?(table|caption|t(head|body|foot|[rhd])|h\d|blockquote|strong|em|[bius]|su[bp]|code)>|\W*"
+)
 
 
 class ControlTokens:
@@ -125,8 +127,18 @@ class ControlTokens:
                 "a message contains a control token of the reward model, and the chat template changes it; remove the "
                 "token from the message."
             )
-        named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
-        return HiddenText(original, hidden.reveal(named), len(expected))
+        found = self._positions(text)
+        named = self._spelled.sub(lambda at: self._secret_names[at[0]] if at.start() in found else at[0], text)
+        return HiddenText(original, hidden.reveal(named), len(found))
+
+    def _positions(self, text: str) -> set[int]:
+        """Return where the tokenizer finds control tokens in a text; some count only behind certain characters."""
+        spelled = {match.start() for match in self._spelled.finditer(text)}
+        if self._backend is None or self._breaks.issuperset(self.names):
+            return spelled
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        found = (range(*at) for at, token in zip(encoding.offsets, encoding.ids, strict=True) if token in self.ids)
+        return spelled & set(itertools.chain.from_iterable(found))
 
     def encode(self, hidden: HiddenText) -> Encoding:
         """Encode the original text. Only the control tokens that the template wrote become control tokens.
@@ -161,8 +173,9 @@ class ControlTokens:
         state["truncation"] = state["padding"] = None
         for token in state["added_tokens"]:
             if token["content"] in self._secret_names:
-                token["content"] = self._secret_names[token["content"]]
-                token["normalized"] = False
+                token["content"] = hidden = self._secret_names[token["content"]]
+                normalize = self._backend.normalizer.normalize_str if self._backend.normalizer else str
+                token["normalized"] &= hidden in normalize(hidden)  # some normalisers remove private-use characters
         model = state["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {self._secret_names.get(piece, piece): index for piece, index in model["vocab"].items()}

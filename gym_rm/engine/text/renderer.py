@@ -221,9 +221,7 @@ class Renderer:
         """Whether the ids of a text are those of its parts, as far as the examples show."""
         whole = self.tokenize(list(self._template.examples), add_special_tokens=False)
         parts = [self.tokenize(self._control.split(text), False) for text in self._template.examples]
-        return all(
-            np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True)
-        )
+        return all(np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True))
 
     def _ids(self, text: str, hidden: HiddenText | None = None) -> TokenIds:
         """Return the token ids of what `_write` returned, without more special tokens."""
