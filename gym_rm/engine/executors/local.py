@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
 
+_Parts: TypeAlias = dict[str, tuple[Any, ...]]
+
 NO_MEMORY = "can't allocate memory"  # in a RuntimeError of torch on a CPU
 # Threads of torch do not exist in a forked process, which would wait for them forever.
 _PROCESS = os.getpid()
@@ -60,6 +62,7 @@ class LocalExecutor:
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
+        self._parts: _Parts = {}
         self._rows: BatchInvariant | None = None
         self._sharding: Sharding | None = None
 
@@ -119,6 +122,7 @@ class LocalExecutor:
         if self._prefix_cache is not None or self._borrowed:
             self.clear_cache()
         self._threads = torch.get_num_threads()
+        self._parts = _parts_of(self._model.models)
         if forward.layout == "one_by_one":
             warn_once(
                 f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
@@ -146,6 +150,7 @@ class LocalExecutor:
             )
         model = self._loaded()
         if self._borrowed:
+            _require_same_parts(self._parts, _parts_of(model.models))
             self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
@@ -339,6 +344,28 @@ def _require_threads() -> None:
             "this process was forked after torch had started threads, so its reward model runs with one thread; for "
             "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
             "a vectorization_mode, which scores all environments in one call."
+        )
+
+
+def _parts_of(models: Sequence[PreTrainedModel]) -> _Parts:
+    """Return what the trial at load holds for: the class of each module, and the kinds of its parameters."""
+    return {
+        f"{type(model).__name__}.{name}": (
+            type(part),
+            *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None),
+        )
+        for model in models
+        for name, part in model.named_modules()
+    }
+
+
+def _require_same_parts(before: _Parts, now: _Parts) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(
+            f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: from "
+            f"{before.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal bits) does not "
+            "hold for them, so make a new scorer; only the values of weights may change."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ def read_weights(
     *,
     config: PreTrainedConfig,
     new_head: bool = False,
+    beside: Collection[str] | None = None,
     **arguments: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model with the weights of a checkpoint, and the names of its tensors that the checkpoint lacks.
@@ -45,11 +46,12 @@ def read_weights(
         files: file of each tensor.
         config: configuration of the model.
         new_head: whether the head is replaced, so that its tensors may have other shapes.
+        beside: first names of tensors for which the model may have no module; None for any.
         **arguments: further arguments of `from_pretrained`.
 
     Raises:
         ConfigError: a file is not a whole safetensors file, or a tensor has the wrong type or shape, or belongs to a
-            part of the model that the configuration does not have.
+            part of the model that the configuration does not have, or to no part of it.
     """
     headers = tensor_headers(source, files, arguments.get("revision"))
     with _without_report():
@@ -80,6 +82,14 @@ def read_weights(
             f"{source!r} has tensors in its backbone or head that its configuration does not use: {_shown(unused)}; "
             "scores without them would be wrong. Correct config.json (for example num_hidden_layers), or, if they are "
             "not needed, save the model again with from_pretrained(...).save_pretrained(...)."
+        )
+    modules = {name for name, _ in model.named_modules()}
+    firsts = {name.partition(".")[0] for name in extra if not NOT_USED.search(name)}
+    if beside is not None and (unknown := sorted(firsts - modules - {*beside})):
+        raise ConfigError(
+            f"{source!r} has tensors {unknown[:8]} beside its backbone and its head, which scoring would not use (a "
+            "second head, statistics that normalise the reward). If the reward does not need them, pass "
+            f"ignored_tensors={unknown[:8]}."
         )
     return model, sorted(info["missing_keys"])
 

@@ -43,7 +43,6 @@ class ControlTokens:
     Attributes:
         names: the control tokens.
         ids: their ids.
-        breaks: ids of those at which the tokenizer divides a text, whatever is around them.
     """
 
     def __init__(self, tokenizer: Any, written: str) -> None:
@@ -73,7 +72,6 @@ class ControlTokens:
             spelled |= {normalize(f"a{name}").removeprefix(normalize("a")) for name in normalized}
             if spelled - {""}:
                 self._normalize, self._spelled_normalized = normalize, _any_of(spelled)
-        self.breaks = frozenset(tokenizer.convert_tokens_to_ids([*self._breaks])) & self.ids
 
     def find(self, text: str) -> tuple[str, ...]:
         """Return the control tokens that the tokenizer would find in this text."""

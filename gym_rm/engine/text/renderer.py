@@ -13,14 +13,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
-from gym_rm.engine.text.encoded_text import EncodedText
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import (
     check_conversation,
@@ -132,36 +131,17 @@ class Renderer:
                 results[row] = error
         return [results[row] for row in range(len(conversations))]
 
-    def encode_turns(self, conversation: Conversation, tools: Tools = ()) -> list[Rendered]:
-        """Render a conversation up to each of its assistant turns, and up to its end.
-
-        The last entry is equal to the result of `encode`, and each of the others to that of a conversation that ends
-        there. Only what follows the last control token that the text of a turn and the whole text have in common is
-        tokenised, so the time grows with the length of the dialogue; the template writes every turn.
-
-        Raises:
-            ConversationError: a turn cannot be rendered.
-        """
-        conversation = self._check(conversation, tools)
-        stops = [k + 1 for k, message in enumerate(conversation[:-1]) if message["role"] == "assistant"]
-        turns = [conversation[:stop] for stop in stops]
-        # If the kind adds text to the last turn (a question, step tokens), turns have no long common prefix.
-        shares = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
-        text, hidden = self._write(conversation) if shares and self.chat_template is not None else ("", None)
-        if not text or hidden is not None:
-            return [self._fit(turn, self._render(turn)) for turn in (*turns, conversation)]
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        encoded = EncodedText(text, encoding["input_ids"], encoding["offset_mapping"], self._control.breaks, self._ids)
-        results = []
-        for turn in turns:
-            part, hidden = self._write(turn)
-            if hidden is not None:  # only the shorter text forms a control token
-                rendered = self._render(turn, (part, hidden))
-            else:
-                rendered = self._annotate(turn, part, self._special.add(encoded.ids_of(part)))
-            results.append(self._fit(turn, rendered))
-        last = self._annotate(conversation, text, self._special.add(encoded.ids))
-        return [*results, self._fit(conversation, last)]
+    def encode_turns(
+        self, conversations: Sequence[Conversation], tools: Sequence[Tools] | None = None, *, turns: Turns = "all"
+    ) -> list[list[Rendered] | ConversationError]:
+        """Render N conversations up to each of their assistant turns, if `turns` is `"all"`, and up to their ends."""
+        rows = [[each[:stop] for stop in _stops(each)] if turns == "all" else [each] for each in conversations]
+        of_rows = [()] * len(rows) if tools is None else tools
+        repeated = [of_row for of_row, row in zip(of_rows, rows, strict=True) for _ in row]
+        encoded = iter(self.encode([*itertools.chain.from_iterable(rows)], repeated))
+        results = [[next(encoded) for _ in row] for row in rows]
+        errors = (next((turn for turn in row if isinstance(turn, ConversationError)), None) for row in results)
+        return [error or cast(list[Rendered], row) for row, error in zip(results, errors, strict=True)]
 
     def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
         """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
@@ -377,6 +357,15 @@ class Renderer:
         if self.overlong == "error":
             raise too_long(len(rendered.input_ids), self.max_length)
         return drop_turns(conversation, rendered, self.max_length, self._render)
+
+
+def _stops(conversation: Any) -> list[int | None]:
+    """Return where the assistant turns of a conversation end, and its own end; the latter if it is no conversation."""
+    try:
+        checked = check_conversation(conversation)[:-1]
+    except ConversationError:
+        return [None]
+    return [*(k + 1 for k, message in enumerate(checked) if message["role"] == "assistant"), None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,7 +349,7 @@ def test_tokens_that_count_only_behind_a_space_have_one_tokenisation(template):
     expected = [tok.apply_chat_template(messages, return_dict=False) for messages in conversations]
     one = Renderer(tok, add_bos=False)
     assert [row.input_ids.tolist() for row in one.encode(conversations)] == expected
-    assert [one.encode_turns(messages)[-1].input_ids.tolist() for messages in conversations] == expected
+    assert [turns[-1].input_ids.tolist() for turns in one.encode_turns(conversations)] == expected
     known = {*tok.convert_tokens_to_ids(CHATML_TOKENS)}
     for messages, ids in zip(conversations, expected, strict=True):
         (row,) = one.encode(
