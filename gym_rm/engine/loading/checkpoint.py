@@ -338,8 +338,8 @@ def _require_head(checkpoint: ModelFiles) -> None:
 
 
 def _outputs_of_classifier(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    heads = outputs_of_heads(shapes)
-    return heads.get("score") or heads.get("classifier")
+    names = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
+    return next((shapes[name][0] for name in names if name in shapes), None)
 
 
 def _require_weights(checkpoint: ModelFiles, missing: Iterable[str]) -> None:

@@ -61,7 +61,7 @@ class Adapter:
             adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
         except (RuntimeError, IndexError) as error:
             raise ConfigError(
-                f"the adapter {self.source!r} does not fit its base {self.base!r}: {str(error)[:300]}. Pass base= with "
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: {" ".join(str(error).split())[:300]}. Pass base= with "
                 "the model that it was trained on. If tokens were added to that, its embeddings must be in the adapter "
                 "(save_embedding_layers=True) or in the base."
             ) from error
