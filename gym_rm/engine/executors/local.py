@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +39,6 @@ from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
 
-_Parts: TypeAlias = dict[str, tuple[Any, ...]]
-
 NO_MEMORY = "can't allocate memory"  # in a RuntimeError of torch on a CPU
 # Threads of torch do not exist in a forked process, which would wait for them forever.
 _PROCESS = os.getpid()
@@ -62,7 +60,7 @@ class LocalExecutor:
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
-        self._parts: _Parts = {}
+        self._parts: dict[str, Any] = {}
         self._rows: BatchInvariant | None = None
         self._sharding: Sharding | None = None
 
@@ -347,21 +345,17 @@ def _require_threads() -> None:
         )
 
 
-def _parts_of(models: Sequence[PreTrainedModel]) -> _Parts:
+def _parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
     """Return what the trial at load holds for: the class of each module, and the kinds of its parameters."""
+    parts = ((f"{type(model).__name__}.{name}", part) for model in models for name, part in model.named_modules())
     return {
-        f"{type(model).__name__}.{name}": (
-            type(part),
-            *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None),
-        )
-        for model in models
-        for name, part in model.named_modules()
+        name: [type(part), *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None)]
+        for name, part in parts
     }
 
 
-def _require_same_parts(before: _Parts, now: _Parts) -> None:
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed:
+def _require_same_parts(before: dict[str, Any], now: dict[str, Any]) -> None:
+    if changed := [name for name in before | now if before.get(name) != now.get(name)]:
         raise ConfigError(
             f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: from "
             f"{before.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal bits) does not "

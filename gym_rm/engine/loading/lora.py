@@ -52,18 +52,17 @@ class Adapter:
             raise ConfigError(
                 f"{self.source!r} is an adapter, which needs peft: pip install 'gym-rm[lora]'."
             ) from error
-        own = model.get_input_embeddings()
-        name = next(name for name, module in model.named_modules() if module is own)
-        size = self.tensors.get(f"{name}.weight", (0,))[0]
-        if size > own.num_embeddings:  # tokens were added, and the adapter has the whole embeddings
+        own = model.get_input_embeddings().weight
+        name = next(name for name, parameter in model.named_parameters() if parameter is own)
+        if (size := self.tensors.get(name, own.shape)[0]) > len(own):  # tokens were added; the adapter has all of them
             model.resize_token_embeddings(size, mean_resizing=False)
         try:
             adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
         except (RuntimeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the adapter {self.source!r} does not fit its base {self.base!r}: {" ".join(str(error).split())[:300]}. Pass base= with "
-                "the model that it was trained on. If tokens were added to that, its embeddings must be in the adapter "
-                "(save_embedding_layers=True) or in the base."
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: {reason}. Pass base= with the model "
+                "that it was trained on; the adapter or the base must have the embeddings of all its tokens."
             ) from error
         expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         missing = sorted(expected - self.tensors.keys())

@@ -77,29 +77,18 @@ def read_weights(
     if wrong:
         raise ConfigError(f"{source!r} has tensors of the wrong shape for its configuration: {_shown(wrong)}.")
     extra = [name for name in info["unexpected_keys"] if not (quantized and OF_QUANTISATION.search(name))]
-    if unused := _of_missing_parts(model, extra):
+    if unused := _of_missing_parts(model, extra, beside):
         raise ConfigError(
-            f"{source!r} has tensors in its backbone or head that its configuration does not use: {_shown(unused)}; "
-            "scores without them would be wrong. Correct config.json (for example num_hidden_layers), or, if they are "
-            "not needed, save the model again with from_pretrained(...).save_pretrained(...)."
-        )
-    modules = {name for name, _ in model.named_modules()}
-    firsts = {name.partition(".")[0] for name in extra if not NOT_USED.search(name)}
-    if beside is not None and (unknown := sorted(firsts - modules - {*beside})):
-        raise ConfigError(
-            f"{source!r} has tensors {unknown[:8]} beside its backbone and its head, which scoring would not use (a "
-            "second head, statistics that normalise the reward). If the reward does not need them, pass "
-            f"ignored_tensors={unknown[:8]}."
+            f"{source!r} has tensors that its configuration does not use: {_shown(unused)}; scores without them would "
+            "be wrong. Correct config.json (for example num_hidden_layers), or, if the reward does not need them, save "
+            "the model again with from_pretrained(...).save_pretrained(...). Those beside the backbone and the head (a "
+            "second head, statistics of rewards) can be left out with ignored_tensors=[their first names]."
         )
     return model, sorted(info["missing_keys"])
 
 
-def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Return the tensors that belong to a module of the model that computes values, but have no place in it.
-
-    Modules that the model does not have, such as the output layer of the language model below a classifier, are not
-    parts of it.
-    """
+def _of_missing_parts(model: PreTrainedModel, names: Iterable[str], beside: Collection[str] | None) -> list[str]:
+    """Return the tensors that have no place in the model, if it has the module around them or that is not `beside`."""
     parts = {name for name, _ in (*model.named_children(), *model.base_model.named_children())}
     config = model.config.get_text_config()
     first_later = getattr(config, "num_hidden_layers", None) or 0
@@ -108,7 +97,8 @@ def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]
     return [
         name
         for name in names
-        if name.partition(".")[0] in parts and not NOT_USED.search(name) and not predicts_later.search(name)
+        if (first := name.partition(".")[0]) in parts or (beside is not None and first not in beside)
+        if not NOT_USED.search(name) and not predicts_later.search(name)
     ]
 
 

@@ -36,13 +36,8 @@ class ControlTokens:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        written: the source of the chat template, and example conversations as it writes them.
-
-    An added token is a control token also if the tokenizer does not flag it as special, unless it is ordinary text.
-
-    Attributes:
-        names: the control tokens.
-        ids: their ids.
+        written: the source of the chat template, and example conversations as it writes them. An added token is a
+            control token even if the tokenizer does not flag it as special, unless it is `TEXT`.
     """
 
     def __init__(self, tokenizer: Any, written: str) -> None:

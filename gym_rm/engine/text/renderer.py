@@ -135,7 +135,7 @@ class Renderer:
         self, conversations: Sequence[Conversation], tools: Sequence[Tools] | None = None, *, turns: Turns = "all"
     ) -> list[list[Rendered] | ConversationError]:
         """Render N conversations up to each of their assistant turns, if `turns` is `"all"`, and up to their ends."""
-        rows = [[each[:stop] for stop in _stops(each)] if turns == "all" else [each] for each in conversations]
+        rows = [_turns_of(each) if turns == "all" else [each] for each in conversations]
         of_rows = [()] * len(rows) if tools is None else tools
         repeated = [of_row for of_row, row in zip(of_rows, rows, strict=True) for _ in row]
         encoded = iter(self.encode([*itertools.chain.from_iterable(rows)], repeated))
@@ -359,13 +359,11 @@ class Renderer:
         return drop_turns(conversation, rendered, self.max_length, self._render)
 
 
-def _stops(conversation: Any) -> list[int | None]:
-    """Return where the assistant turns of a conversation end, and its own end; the latter if it is no conversation."""
-    try:
-        checked = check_conversation(conversation)[:-1]
-    except ConversationError:
-        return [None]
-    return [*(k + 1 for k, message in enumerate(checked) if message["role"] == "assistant"), None]
+def _turns_of(conversation: Any) -> list[Conversation]:
+    """Return a conversation up to each of its assistant turns, and up to its end, which may be malformed."""
+    before = enumerate(conversation[:-1] if isinstance(conversation, Sequence) else ())
+    stops = [k + 1 for k, each in before if isinstance(each, Mapping) and each.get("role") == "assistant"]
+    return [*(conversation[:stop] for stop in stops), conversation]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,7 @@ LONG_EXAMPLES = ([SYSTEM, USER, ASSISTANT, LATER], [USER, ASSISTANT, TOOL, LATER
 
 
 class ChatTemplate:
-    """Writes the text of conversations with a tokenizer's chat template.
-
-    Of a tokenizer's named templates, `"tool_use"` writes conversations with tools, and `"default"` the others, as in
-    `apply_chat_template`.
+    """Writes the text of conversations with a tokenizer's chat template, the one that `apply_chat_template` chooses.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -51,7 +48,7 @@ class ChatTemplate:
 
     Attributes:
         source: Jinja source, or None for an encoder without a chat template, which writes nothing.
-        all_sources: this source and that of the template for tools.
+        all_sources: this source, and that of the template named `"tool_use"`, which writes conversations with tools.
         hash: the first 16 hexadecimal digits of the SHA-256 of `all_sources`.
         date: the fixed date, if the template writes today's; else None.
         examples: example conversations as the template writes them, without those that it rejects.
@@ -100,8 +97,7 @@ class ChatTemplate:
         if source is not None and not self.examples:
             warn_once(
                 f"the chat template of {tokenizer.name_or_path!r} accepts none of the example conversations, so it is "
-                "unchecked: whether it writes the text of messages, and whether it marks turns with plain text, which "
-                "a message could forge, is not known."
+                "unchecked: it may mark turns with plain text, which a message can forge."
             )
 
     def write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
