@@ -150,11 +150,12 @@ CHANGES = {
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization")
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_that_is_another_one_now_needs_a_new_scorer(change):
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_a_model_that_is_another_one_now_needs_a_new_scorer(change, borrowed, tmp_path):
     """What the scorer tried when it was made, such as equal bits in every batch, does not hold for it."""
-    model = tiny_models.reward_model("qwen3")
-    scorer = scorer_of_model(model, "qwen3")
-    CHANGES[change](model)
+    folder = tiny_models.save_reward_model(tmp_path)
+    scorer = scorer_of_model(tiny_models.reward_model("qwen3"), "qwen3") if borrowed else gym_rm.load_scorer(folder)
+    CHANGES[change](scorer.executor.models[0])
     with pytest.raises(ConfigError, match=r"have changed since the scorer was made, such as .*new scorer"):
         scorer.score(CONVERSATIONS)
 

@@ -147,8 +147,8 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
+        _require_same_parts(self._parts, _parts_of(model.models))
         if self._borrowed:
-            _require_same_parts(self._parts, _parts_of(model.models))
             self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []

@@ -282,10 +282,10 @@ def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None)
     shapes = {tensor: shape for tensor, (shape, _) in tensor_headers(base, beside, revision).items()}
     if family.loader == "heads":
         require_heads(config, shapes)
-    if adapter is not None and adapter.num_labels:
-        config.num_labels = adapter.num_labels
-    elif family.loader == "classifier" and not read_config(base, revision).keys() & {"num_labels", "id2label"}:
-        config.num_labels = _outputs_of_classifier(shapes) or config.num_labels
+    outputs = None if adapter is None else _outputs_of_classifier(adapter.tensors)
+    if outputs is None and not read_config(base, revision).keys() & {"num_labels", "id2label"}:
+        outputs = _outputs_of_classifier(shapes) if family.loader == "classifier" else None
+    config.num_labels = outputs or config.num_labels
     return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter)
 
 

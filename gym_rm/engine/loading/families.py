@@ -43,7 +43,6 @@ class Family:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Over the vocabulary.
 OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer", "cls", "lm_predictions", "mask_predictions")
 PROCESS_OPTIONS = {"step_token": "<extra_0>", "step_separator": "\n\n"}
 

@@ -34,12 +34,6 @@ class Adapter:
     tensors: dict[str, tuple[int, ...]]
     revision: str | None = None
 
-    @property
-    def num_labels(self) -> int | None:
-        """Number of outputs of the adapter's head; None if it has no head."""
-        heads = (shape[0] for name, shape in self.tensors.items() if name in ("score.weight", "classifier.weight"))
-        return next(heads, None)
-
     def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return the base model with the adapter's changes added to its weights.
 
@@ -59,10 +53,9 @@ class Adapter:
         try:
             adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
         except (RuntimeError, IndexError) as error:
-            reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the adapter {self.source!r} does not fit its base {self.base!r}: {reason}. Pass base= with the model "
-                "that it was trained on; the adapter or the base must have the embeddings of all its tokens."
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: {str(error)!r:.300}. Pass base= with "
+                "the model that it was trained on; the adapter or the base must have the embeddings of all its tokens."
             ) from error
         expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         missing = sorted(expected - self.tensors.keys())
