@@ -54,8 +54,8 @@ class Adapter:
             adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
         except (RuntimeError, IndexError) as error:
             raise ConfigError(
-                f"the adapter {self.source!r} does not fit its base {self.base!r}: {str(error)!r:.300}. Pass base= with "
-                "the model that it was trained on; the adapter or the base must have the embeddings of all its tokens."
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: {str(error)!r:.300}. Pass base= "
+                "with the model that it was trained on; the adapter or the base must have embeddings of all tokens."
             ) from error
         expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         missing = sorted(expected - self.tensors.keys())

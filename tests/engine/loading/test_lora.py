@@ -103,7 +103,7 @@ def test_an_adapter_over_a_base_with_added_tokens_has_their_embeddings(tmp_path,
 def test_an_adapter_without_the_embeddings_of_added_tokens_is_refused(tmp_path, option):
     base = tiny_models.save_policy(tmp_path / "base")
     adapter, _ = save_adapter(tmp_path, base, num_labels=1, added=1, save_embedding_layers=False, **option)
-    with pytest.raises(ConfigError, match=r"does not fit its base .*must have the embeddings of all its tokens"):
+    with pytest.raises(ConfigError, match=r"does not fit its base .*must have embeddings of all tokens"):
         gym_rm.load_scorer(adapter)
 
 
