@@ -88,13 +88,13 @@ def test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them(n
 @pytest.mark.parametrize("name", ["ChatML", "last", "else"])
 def test_what_turns_share_is_tokenised_once(name, monkeypatch):
     """Tokenising every turn from the start takes a time that grows with the square of the number of turns."""
-    one, lengths = renderer(name), []
-    tokenize = Renderer.tokenize
-    monkeypatch.setattr(
-        Renderer,
-        "tokenize",
-        lambda self, texts, *given: lengths.extend(map(len, texts)) or tokenize(self, texts, *given),
-    )
+    one, lengths, tokenize = renderer(name), [], Renderer.tokenize
+
+    def measured(self, texts, add_special_tokens=True):
+        lengths.extend(map(len, texts))
+        return tokenize(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Renderer, "tokenize", measured)
     conversation = [(assistant if k % 2 else user)(f"turn {k} of the dialogue") for k in range(60)]
     (turns,) = one.encode_turns([conversation])
     assert len(turns) == 30
