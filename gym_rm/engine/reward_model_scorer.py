@@ -228,15 +228,8 @@ class RewardModelScorer:
         judged, prompts, complete = self._judged.read(conversations, prompts)
         tools = tools_of(prompts, len(judged))
 
-        def render() -> list[RenderedRow]:
-            if turns == "all":
-                rows = list(zip(judged, tools, strict=True))
-                return _each(rows, lambda row: self.renderer.encode_turns(*row))
-            encoded = self.renderer.encode(judged, tools)
-            return [row if isinstance(row, ConversationError) else [row] for row in encoded]
-
         with self._lock:
-            call, seconds = self._plan(render)
+            call, seconds = self._plan(lambda: self.renderer.encode_turns(judged, tools, turns=turns))
             result = self._scheduler.run(list(call.tokens.values()), self.executor)
             return complete(self._collect(call, result, seconds, all_turns=turns == "all")).raise_for_errors()
 

@@ -174,8 +174,8 @@ def _with_new_head(settings: StartSettings, loading: Mapping[str, Any], seed: in
                 if linear[-1].bias is not None:
                     linear[-1].bias.zero_()
     if (
-        own_template(tokenizer) is None
-        and "chat_template" not in settings.reward_model_kwargs
+        "chat_template" not in settings.reward_model_kwargs
+        and own_template(tokenizer) is None
         and "score" in [name for name, _ in model.named_children()]
     ):
         raise ConfigError(

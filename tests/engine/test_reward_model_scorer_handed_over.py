@@ -122,6 +122,55 @@ def test_hooks_of_the_model_stay_and_run(architecture, options):
     handle.remove()
 
 
+def quantize(model):
+    torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+
+
+def add_adapter(model):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["q_proj"]), model)
+
+
+def subclass(model):
+    model.model.layers[0].mlp.up_proj.__class__ = type("Quantized", (nn.Linear,), {})
+
+
+CHANGES = {
+    "quantised": quantize,
+    "quantised by its class": subclass,
+    "another precision": lambda model: model.bfloat16(),
+    "one layer in another precision": lambda model: model.model.layers[1].mlp.bfloat16(),
+    "an adapter": add_adapter,
+    "fewer layers": lambda model: setattr(model.model, "layers", model.model.layers[:1]),
+    "another function": lambda model: setattr(model.model.layers[0].mlp, "act_fn", nn.GELU()),
+    "a parametrised weight": lambda model: nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.up_proj),
+    "more tokens": lambda model: model.resize_token_embeddings(500),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_a_model_that_is_another_one_now_needs_a_new_scorer(change, borrowed, tmp_path):
+    """What the scorer tried when it was made, such as equal bits in every batch, does not hold for it."""
+    folder = tiny_models.save_reward_model(tmp_path)
+    scorer = scorer_of_model(tiny_models.reward_model("qwen3"), "qwen3") if borrowed else gym_rm.load_scorer(folder)
+    CHANGES[change](scorer.executor.models[0])
+    with pytest.raises(ConfigError, match=r"have changed since the scorer was made, such as .*new scorer"):
+        scorer.score(CONVERSATIONS)
+
+
+def test_new_parameters_of_the_same_kind_are_other_weights():
+    model = tiny_models.reward_model("qwen3")
+    scorer = scorer_of_model(model, "qwen3")
+    before = scorer.score(CONVERSATIONS).rewards
+    model.score = nn.Linear(32, 1, bias=False)
+    model.train().requires_grad_(False)
+    after = scorer.score(CONVERSATIONS)
+    assert np.abs(after.rewards - before).max() > 1e-3
+    assert after.provenance.batch_invariance == "bit-equal"
+
+
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "x"}])
 def test_a_hugging_face_model_is_refused_with_what_to_do(options):
     for model in (tiny_models.reward_model("qwen3"), tiny_models.reward_model("bert")):

@@ -60,6 +60,7 @@ class LocalExecutor:
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
+        self._parts: dict[str, Any] = {}
         self._rows: BatchInvariant | None = None
         self._sharding: Sharding | None = None
 
@@ -119,6 +120,7 @@ class LocalExecutor:
         if self._prefix_cache is not None or self._borrowed:
             self.clear_cache()
         self._threads = torch.get_num_threads()
+        self._parts = _parts_of(self._model.models)
         if forward.layout == "one_by_one":
             warn_once(
                 f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
@@ -145,6 +147,7 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
+        _require_same_parts(self._parts, _parts_of(model.models))
         if self._borrowed:
             self._forget_packed_weights()  # the caller may have changed them in a way that nothing notices
         results: list[BatchResult] = []
@@ -339,6 +342,24 @@ def _require_threads() -> None:
             "this process was forked after torch had started threads, so its reward model runs with one thread; for "
             "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
             "a vectorization_mode, which scores all environments in one call."
+        )
+
+
+def _parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
+    """Return what the trial at load holds for: the class of each module, and the kinds of its parameters."""
+    parts = ((f"{type(model).__name__}.{name}", part) for model in models for name, part in model.named_modules())
+    return {
+        name: [type(part), *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None)]
+        for name, part in parts
+    }
+
+
+def _require_same_parts(before: dict[str, Any], now: dict[str, Any]) -> None:
+    if changed := [name for name in before | now if before.get(name) != now.get(name)]:
+        raise ConfigError(
+            f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: from "
+            f"{before.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal bits) does not "
+            "hold for them, so make a new scorer; only the values of weights may change."
         )
 
 

@@ -24,18 +24,19 @@ from gym_rm.config import Config
 from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.device_and_dtype import resolve_device, resolve_dtype
-from gym_rm.engine.loading.families import Family, beside_backbone, choose_family
+from gym_rm.engine.loading.families import OUTPUT_LAYERS, Family, beside_backbone, choose_family
 from gym_rm.engine.loading.files import (
     absolute,
     check_tokenizer,
     find_file,
     read_config,
+    refuse_separate_head,
     refusing_malformed,
     require_source,
     tensor_files,
     tensor_headers,
 )
-from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
+from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads, require_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
@@ -65,6 +66,8 @@ class LoadOptions(Config):
     """Kind of reward model; `"auto"` detects it from the checkpoint."""
     head: str | None = None
     """First name of the head's tensors, for a head that no known family has."""
+    ignored_tensors: tuple[str, ...] = ()
+    """First names of tensors beside the backbone and the head that the reward does not need. Others are an error."""
     base: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
     """Base model of an adapter, instead of the one in the adapter's configuration."""
     tokenizer: Any = None
@@ -200,6 +203,7 @@ def load_model(
         classes = {"classifier": AutoModelForSequenceClassification, "causal": AutoModelForCausalLM}
         loader = checkpoint.family.loader
         model_class = classes.get(loader) or headed_model(checkpoint.config, checkpoint.shapes)
+        arguments["beside"] = None if loader == "causal" else (*OUTPUT_LAYERS, *options.ignored_tensors)
         if sharding is not None:
             arguments |= distributed_arguments(model_class, checkpoint.config, sharding)
         model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
@@ -260,8 +264,9 @@ def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None)
             )
     config = _read_model_config(base, revision)
     tensors = tensor_files(base, revision)
+    if options.kind not in ("generative", "implicit"):
+        refuse_separate_head(source, options.revision, tensors.values())
     if adapter is not None:
-        config.num_labels = adapter.num_labels or config.num_labels
         loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
         family = Family("adapter", options.kind, loader)
     else:
@@ -275,6 +280,12 @@ def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None)
         own = options.revision if place == source else None
         tokenizer = load_tokenizer(place, revision=own, **given)
     shapes = {tensor: shape for tensor, (shape, _) in tensor_headers(base, beside, revision).items()}
+    if family.loader == "heads":
+        require_heads(config, shapes)
+    outputs = None if adapter is None else _outputs_of_classifier(adapter.tensors)
+    if outputs is None and not read_config(base, revision).keys() & {"num_labels", "id2label"}:
+        outputs = _outputs_of_classifier(shapes) if family.loader == "classifier" else None
+    config.num_labels = outputs or config.num_labels
     return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter)
 
 
@@ -315,10 +326,20 @@ def _require_head(checkpoint: ModelFiles) -> None:
     """Raise ConfigError if a classifier has no head, because transformers would make a random one."""
     adapted = {} if checkpoint.adapter is None else checkpoint.adapter.tensors
     shapes = [*checkpoint.shapes.values(), *adapted.values()]
-    outputs = checkpoint.config.num_labels
+    outputs, found = checkpoint.config.num_labels, _outputs_of_classifier(checkpoint.shapes)
+    if checkpoint.family.loader == "classifier" and not adapted and found not in (None, outputs):
+        raise ConfigError(
+            f"{checkpoint.source!r} has a head of {found} output(s), but config.json says {outputs} (num_labels or "
+            "id2label); correct the one that is wrong."
+        )
     has_head = any(len(shape) == 2 and shape[0] == outputs for shape in shapes)
     if checkpoint.family.loader == "classifier" and not has_head:
         _require_weights(checkpoint, [f"a head with {outputs} output{'s' * (outputs != 1)}"])
+
+
+def _outputs_of_classifier(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    names = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
+    return next((shapes[name][0] for name in names if name in shapes), None)
 
 
 def _require_weights(checkpoint: ModelFiles, missing: Iterable[str]) -> None:

@@ -43,7 +43,7 @@ class Family:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer")  # over the vocabulary
+OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer", "cls", "lm_predictions", "mask_predictions")
 PROCESS_OPTIONS = {"step_token": "<extra_0>", "step_separator": "\n\n"}
 
 FAMILIES = (

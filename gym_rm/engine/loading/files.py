@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -132,6 +132,17 @@ def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
                 "read."
             )
     return files
+
+
+def refuse_separate_head(source: str, revision: str | None, files: Collection[str]) -> None:
+    """Raise ConfigError if a folder has a head in a file that is not one of the files with its tensors."""
+    names = os.listdir(source) if os.path.isdir(source) else ["value_head.safetensors", "value_head.bin"]
+    for name in sorted(name for name in names if re.search(r"head.*\.(safetensors|bin)$", name)):
+        if name not in files and find_file(source, name, revision) is not None:
+            raise ConfigError(
+                f"{source!r} has a head in {name!r}, as LLaMA-Factory saves it, which is not read. Put its tensors "
+                f"into {WEIGHTS} and pass head= with their first name; or move the file away if it is not needed."
+            )
 
 
 def tensor_headers(

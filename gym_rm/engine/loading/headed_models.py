@@ -7,14 +7,18 @@ the checkpoint runs.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from gym_rm.engine.backbones.heads import width
 from gym_rm.errors import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,7 +40,7 @@ def headed_model(config: PreTrainedConfig, shapes: Shapes) -> type[PreTrainedMod
         parent.__init__(self, config)
         setattr(self, prefix, backbone_class(config))
         for name, inner in _by_first_name(shapes).items():
-            self.add_module(name, _build(inner))
+            self.add_module(name, _build(name, inner))
         self.post_init()
 
     attributes: dict[str, Any] = {
@@ -50,15 +54,22 @@ def headed_model(config: PreTrainedConfig, shapes: Shapes) -> type[PreTrainedMod
 
 
 def outputs_of_heads(shapes: Shapes) -> dict[str, int]:
-    """Return the number of outputs of each head, by its first name, from the shape of its last linear layer."""
+    """Return the number of outputs of each head that can be built, by its first name."""
     outputs = {}
     for name, inner in _by_first_name(shapes).items():
-        linear = [key for key, shape in inner.items() if len(shape) == 2 and f".{key}".endswith(".weight")]
-        if linear:
-            # Layer 10 comes after layer 2.
-            last = max(linear, key=lambda key: [(int(x), "") if x.isdigit() else (-1, x) for x in key.split(".")])
-            outputs[name] = inner[last][0]
+        with contextlib.suppress(ConfigError), torch.device("meta"):
+            outputs[name] = width(_build(name, inner))
     return outputs
+
+
+def require_heads(config: PreTrainedConfig, shapes: Shapes) -> None:
+    """Raise ConfigError if heads of these shapes cannot be built, or do not read the hidden states of the backbone."""
+    own = config.get_text_config()
+    for name, inner in _by_first_name(shapes).items():
+        with torch.device("meta"):
+            reads = _inputs(_build(name, inner))
+        if reads not in (own.hidden_size, getattr(own, "word_embed_proj_dim", None)):
+            raise ConfigError(f"the head {name!r} reads {reads} numbers, not {own.hidden_size} (hidden_size): {inner}.")
 
 
 def outputs_of_modules(model: PreTrainedModel) -> dict[str, int]:
@@ -79,20 +90,31 @@ def _by_first_name(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     return groups
 
 
-def _build(shapes: Shapes) -> nn.Module:
-    """Return a module whose tensors have these names and shapes; ReLU is between the linear layers of a head."""
+def _build(name: str, shapes: Shapes) -> nn.Module:
+    """Return a module whose tensors have these names and shapes.
+
+    A number without tensors between two layers is ReLU, as in the `nn.Sequential` of every known family.
+    """
     weight = shapes.get("weight")
     if weight is not None and len(weight) == 2 and set(shapes) <= {"weight", "bias"}:
         return nn.Linear(weight[1], weight[0], bias="bias" in shapes)
     groups = _by_first_name(shapes)
     if any("" in inner for inner in groups.values()):
-        raise ConfigError(f"tensors of a head must belong to linear layers; got {sorted(shapes)}.")
-    built = {name: _build(inner) for name, inner in groups.items()}
-    if not all(name.isdigit() for name in built):
-        return nn.Sequential(OrderedDict(built))
-    # Indices without tensors are activations (after a linear layer) or dropouts, which do nothing in scoring.
-    modules: list[nn.Module] = []
-    for index in range(max(map(int, built)) + 1):
-        default = nn.ReLU() if modules and isinstance(modules[-1], nn.Linear) else nn.Identity()
-        modules.append(built.get(str(index), default))
-    return nn.Sequential(*modules)
+        raise ConfigError(f"tensors of a head must belong to linear layers; got {name!r} with {dict(shapes)}.")
+    order = sorted(groups, key=lambda key: int(key) if key.isdigit() else 0)
+    parts = {key: _build(f"{name}.{key}", groups[key]) for key in order}
+    modules = OrderedDict({order[0]: parts[order[0]]})
+    for before, after in itertools.pairwise(order):
+        if not (before.isdigit() and after.isdigit() and int(after) > int(before) + 1):
+            raise ConfigError(
+                f"the head {name!r} has the layers {order}, and their names do not say which function is between them; "
+                "load the model with its own code, and pass it and its tokenizer to RewardModelScorer with head=."
+            )
+        if width(parts[before]) != _inputs(parts[after]):
+            raise ConfigError(f"the layers {before!r} and {after!r} of the head {name!r} do not fit: {dict(shapes)}.")
+        modules |= {f"after_{before}": nn.ReLU(), after: parts[after]}
+    return nn.Sequential(modules)
+
+
+def _inputs(module: nn.Module) -> int:
+    return next(int(layer.in_features) for layer in module.modules() if isinstance(layer, nn.Linear))

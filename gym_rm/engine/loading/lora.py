@@ -34,12 +34,6 @@ class Adapter:
     tensors: dict[str, tuple[int, ...]]
     revision: str | None = None
 
-    @property
-    def num_labels(self) -> int | None:
-        """Number of outputs of the adapter's head; None if it has no head."""
-        heads = (shape[0] for name, shape in self.tensors.items() if name in ("score.weight", "classifier.weight"))
-        return next(heads, None)
-
     def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return the base model with the adapter's changes added to its weights.
 
@@ -52,7 +46,17 @@ class Adapter:
             raise ConfigError(
                 f"{self.source!r} is an adapter, which needs peft: pip install 'gym-rm[lora]'."
             ) from error
-        adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
+        own = model.get_input_embeddings().weight
+        name = next(name for name, parameter in model.named_parameters() if parameter is own)
+        if (size := self.tensors.get(name, own.shape)[0]) > len(own):  # tokens were added; the adapter has all of them
+            model.resize_token_embeddings(size, mean_resizing=False)
+        try:
+            adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
+        except (RuntimeError, IndexError) as error:
+            raise ConfigError(
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: {str(error)!r:.300}. Pass base= "
+                "with the model that it was trained on; the adapter or the base must have embeddings of all tokens."
+            ) from error
         expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         missing = sorted(expected - self.tensors.keys())
         # An adapter may also contain whole layers of the model, such as resized embeddings.

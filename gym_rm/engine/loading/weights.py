@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ def read_weights(
     *,
     config: PreTrainedConfig,
     new_head: bool = False,
+    beside: Collection[str] | None = None,
     **arguments: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model with the weights of a checkpoint, and the names of its tensors that the checkpoint lacks.
@@ -45,11 +46,12 @@ def read_weights(
         files: file of each tensor.
         config: configuration of the model.
         new_head: whether the head is replaced, so that its tensors may have other shapes.
+        beside: first names of tensors for which the model may have no module; None for any.
         **arguments: further arguments of `from_pretrained`.
 
     Raises:
         ConfigError: a file is not a whole safetensors file, or a tensor has the wrong type or shape, or belongs to a
-            part of the model that the configuration does not have.
+            part of the model that the configuration does not have, or to no part of it.
     """
     headers = tensor_headers(source, files, arguments.get("revision"))
     with _without_report():
@@ -75,21 +77,18 @@ def read_weights(
     if wrong:
         raise ConfigError(f"{source!r} has tensors of the wrong shape for its configuration: {_shown(wrong)}.")
     extra = [name for name in info["unexpected_keys"] if not (quantized and OF_QUANTISATION.search(name))]
-    if unused := _of_missing_parts(model, extra):
+    if unused := _of_missing_parts(model, extra, beside):
         raise ConfigError(
-            f"{source!r} has tensors in its backbone or head that its configuration does not use: {_shown(unused)}; "
-            "scores without them would be wrong. Correct config.json (for example num_hidden_layers), or, if they are "
-            "not needed, save the model again with from_pretrained(...).save_pretrained(...)."
+            f"{source!r} has tensors that its configuration does not use: {_shown(unused)}; scores without them would "
+            "be wrong. Correct config.json (for example num_hidden_layers), or, if the reward does not need them, save "
+            "the model again with from_pretrained(...).save_pretrained(...). Those beside the backbone and the head (a "
+            "second head, statistics of rewards) can be left out with ignored_tensors=[their first names]."
         )
     return model, sorted(info["missing_keys"])
 
 
-def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Return the tensors that belong to a module of the model that computes values, but have no place in it.
-
-    Modules that the model does not have, such as the output layer of the language model below a classifier, are not
-    parts of it.
-    """
+def _of_missing_parts(model: PreTrainedModel, names: Iterable[str], beside: Collection[str] | None) -> list[str]:
+    """Return the tensors that have no place in the model, if it has the module around them or that is not `beside`."""
     parts = {name for name, _ in (*model.named_children(), *model.base_model.named_children())}
     config = model.config.get_text_config()
     first_later = getattr(config, "num_hidden_layers", None) or 0
@@ -98,7 +97,8 @@ def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]
     return [
         name
         for name in names
-        if name.partition(".")[0] in parts and not NOT_USED.search(name) and not predicts_later.search(name)
+        if (first := name.partition(".")[0]) in parts or (beside is not None and first not in beside)
+        if not NOT_USED.search(name) and not predicts_later.search(name)
     ]
 
 

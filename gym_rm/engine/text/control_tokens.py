@@ -23,7 +23,12 @@ from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-THINKING = frozenset({"<think>", "</think>"})  # replies may contain them, even if the template writes them
+# Added tokens that are ordinary text: replies may contain thinking, even if the template writes it, and white space and
+# words are no marks. HTML and punctuation are text unless the template has them.
+TEXT = re.compile(r"</?think>|\s*[^\W_]*\s*|.")
+TEXT_IF_NOT_WRITTEN = re.compile(
+    r"</?(table|caption|t(head|body|foot|[rhd])|h\d|blockquote|strong|em|[bius]|su[bp]|code)>|\W*"
+)
 
 
 class ControlTokens:
@@ -31,16 +36,15 @@ class ControlTokens:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        written: example conversations as the chat template writes them. An added token in them is a control token
-            even if the tokenizer does not flag it as special. Exceptions are white space (Gemma), words, `<think>`
-            and `</think>`.
+        written: the source of the chat template, and example conversations as it writes them. An added token is a
+            control token even if the tokenizer does not flag it as special, unless it is `TEXT`.
     """
 
     def __init__(self, tokenizer: Any, written: str) -> None:
         added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
         special = {text for text, token in added.items() if token.special} | set(tokenizer.all_special_tokens)
-        markup = {text for text in added if not (text in THINKING or text.strip().isalnum() or text.isspace())}
-        self.names = sorted((special | {text for text in markup if text in written}) - {""})
+        markup = {text for text in added if text in written or not TEXT_IF_NOT_WRITTEN.fullmatch(text)}
+        self.names = sorted((special | {text for text in markup if not TEXT.fullmatch(text)}) - {""})
         # Ordinary text can also get the id of the unknown token, so this id does not identify a control token.
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(self.names)) - {tokenizer.unk_token_id}
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
@@ -51,11 +55,16 @@ class ControlTokens:
         # A normaliser adds spellings of a control token: `<|IM_END|>` if it lower-cases text, full-width letters with
         # NFKC. This affects added tokens that are matched after normalisation, and tokens in the model's vocabulary.
         self._normalize: Callable[[str], str] | None = None
+        normalized = {name for name in self.names if name in added and added[name].normalized}
+        strips = {name for name, token in added.items() if token.lstrip or token.rstrip or token.single_word}
+        self._breaks = {*self.names} & added.keys() - strips
         if self._backend is not None and self._backend.normalizer is not None:
+            self._breaks -= normalized  # some normalisers change what is before such a token
             normalize = self._backend.normalizer.normalize_str
             pieces = self._backend.get_vocab(with_added_tokens=False)
             spelled = {name for name in self.names if name in pieces}
-            spelled |= {normalize(name) for name in self.names if name in added and added[name].normalized}
+            # "a" stands for what precedes: some normalisers add a mark to the beginning of a text.
+            spelled |= {normalize(f"a{name}").removeprefix(normalize("a")) for name in normalized}
             if spelled - {""}:
                 self._normalize, self._spelled_normalized = normalize, _any_of(spelled)
 
@@ -67,9 +76,9 @@ class ControlTokens:
         return tuple(found)
 
     def split(self, text: str) -> list[str]:
-        """Return the parts of a text; all but the first begin with a control token."""
-        starts = [0, *(match.start() for match in self._spelled.finditer(text) if match.start()), len(text)]
-        return [text[start:stop] for start, stop in itertools.pairwise(starts)]
+        """Return the parts of a text; all but the first begin with a control token that divides it."""
+        found = (match.start() for match in self._spelled.finditer(text) if match[0] in self._breaks)
+        return [text[start:stop] for start, stop in itertools.pairwise([0, *filter(None, found), len(text)])]
 
     def neutral(self, message: Message, content: str) -> Message:
         """Return the message with this content, and without control tokens in its other fields."""
@@ -111,8 +120,18 @@ class ControlTokens:
                 "a message contains a control token of the reward model, and the chat template changes it; remove the "
                 "token from the message."
             )
-        named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
-        return HiddenText(original, hidden.reveal(named), len(expected))
+        found = self._positions(text)
+        named = self._spelled.sub(lambda at: self._secret_names[at[0]] if at.start() in found else at[0], text)
+        return HiddenText(original, hidden.reveal(named), len(found))
+
+    def _positions(self, text: str) -> set[int]:
+        """Return where the tokenizer finds control tokens in a text; some count only behind certain characters."""
+        spelled = {match.start() for match in self._spelled.finditer(text)}
+        if self._backend is None or self._breaks.issuperset(self.names):
+            return spelled
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        found = (range(*at) for at, token in zip(encoding.offsets, encoding.ids, strict=True) if token in self.ids)
+        return spelled & set(itertools.chain.from_iterable(found))
 
     def encode(self, hidden: HiddenText) -> Encoding:
         """Encode the original text. Only the control tokens that the template wrote become control tokens.
@@ -147,8 +166,9 @@ class ControlTokens:
         state["truncation"] = state["padding"] = None
         for token in state["added_tokens"]:
             if token["content"] in self._secret_names:
-                token["content"] = self._secret_names[token["content"]]
-                token["normalized"] = False
+                token["content"] = hidden = self._secret_names[token["content"]]
+                normalize = self._backend.normalizer.normalize_str if self._backend.normalizer else str
+                token["normalized"] &= hidden in normalize(hidden)  # some normalisers remove private-use characters
         model = state["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = {self._secret_names.get(piece, piece): index for piece, index in model["vocab"].items()}

@@ -13,14 +13,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
-from gym_rm.engine.text.encoded_text import EncodedText
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import (
     check_conversation,
@@ -94,8 +93,9 @@ class Renderer:
         self.forged_turns = settings.forged_turns
         self._special = SpecialTokens(tokenizer, add_bos=settings.add_bos, encoder=self.input_format.encoder)
         step_token = self.input_format.step_token
-        self._control = ControlTokens(tokenizer, "".join((*self._template.examples, step_token or "")))
-        self._dropped = DroppedText(self.chat_template or "")
+        written = (*self._template.examples, self._template.all_sources, step_token or "")
+        self._control = ControlTokens(tokenizer, "".join(written))
+        self._dropped = DroppedText(self._template.all_sources)
         reads = not self.input_format.policy
         self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns) if reads else ()
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -131,36 +131,17 @@ class Renderer:
                 results[row] = error
         return [results[row] for row in range(len(conversations))]
 
-    def encode_turns(self, conversation: Conversation, tools: Tools = ()) -> list[Rendered]:
-        """Render a conversation up to each of its assistant turns, and up to its end.
-
-        The last entry is equal to the result of `encode`, and each of the others to that of a conversation that ends
-        there. Only what follows the last control token that the text of a turn and the whole text have in common is
-        tokenised, so the time grows with the length of the dialogue; the template writes every turn.
-
-        Raises:
-            ConversationError: a turn cannot be rendered.
-        """
-        conversation = self._check(conversation, tools)
-        stops = [k + 1 for k, message in enumerate(conversation[:-1]) if message["role"] == "assistant"]
-        turns = [conversation[:stop] for stop in stops]
-        # If the kind adds text to the last turn (a question, step tokens), turns have no long common prefix.
-        shares = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
-        text, hidden = self._write(conversation) if shares and self.chat_template is not None else ("", None)
-        if not text or hidden is not None:
-            return [self._fit(turn, self._render(turn)) for turn in (*turns, conversation)]
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        encoded = EncodedText(text, encoding["input_ids"], encoding["offset_mapping"], self._control.ids, self._ids)
-        results = []
-        for turn in turns:
-            part, hidden = self._write(turn)
-            if hidden is not None:  # only the shorter text forms a control token
-                rendered = self._render(turn, (part, hidden))
-            else:
-                rendered = self._annotate(turn, part, self._special.add(encoded.ids_of(part)))
-            results.append(self._fit(turn, rendered))
-        last = self._annotate(conversation, text, self._special.add(encoded.ids))
-        return [*results, self._fit(conversation, last)]
+    def encode_turns(
+        self, conversations: Sequence[Conversation], tools: Sequence[Tools] | None = None, *, turns: Turns = "all"
+    ) -> list[list[Rendered] | ConversationError]:
+        """Render N conversations up to each of their assistant turns, if `turns` is `"all"`, and up to their ends."""
+        rows = [_turns_of(each) if turns == "all" else [each] for each in conversations]
+        of_rows = [()] * len(rows) if tools is None else tools
+        repeated = [of_row for of_row, row in zip(of_rows, rows, strict=True) for _ in row]
+        encoded = iter(self.encode([*itertools.chain.from_iterable(rows)], repeated))
+        results = [[next(encoded) for _ in row] for row in rows]
+        errors = (next((turn for turn in row if isinstance(turn, ConversationError)), None) for row in results)
+        return [error or cast(list[Rendered], row) for row, error in zip(results, errors, strict=True)]
 
     def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
         """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
@@ -217,14 +198,10 @@ class Renderer:
 
     @functools.cached_property
     def _joins_parts(self) -> bool:
-        """Whether the ids of a text are those of its parts: not if control tokens take the space beside them."""
-        added = self.tokenizer.added_tokens_decoder.values()
-        strips = any((token.lstrip or token.rstrip) and str(token) in self._control.names for token in added)
+        """Whether the ids of a text are those of its parts, as far as the examples show."""
         whole = self.tokenize(list(self._template.examples), add_special_tokens=False)
         parts = [self.tokenize(self._control.split(text), False) for text in self._template.examples]
-        return not strips and all(
-            np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True)
-        )
+        return all(np.array_equal(ids, np.concatenate(of_text)) for ids, of_text in zip(whole, parts, strict=True))
 
     def _ids(self, text: str, hidden: HiddenText | None = None) -> TokenIds:
         """Return the token ids of what `_write` returned, without more special tokens."""
@@ -249,7 +226,7 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        if tools and not re.search(r"\btools\b", self.chat_template or ""):
+        if tools and not re.search(r"\btools\b", self._template.all_sources):
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
                 "conversations without the list of tools that the policy may call."
@@ -380,6 +357,13 @@ class Renderer:
         if self.overlong == "error":
             raise too_long(len(rendered.input_ids), self.max_length)
         return drop_turns(conversation, rendered, self.max_length, self._render)
+
+
+def _turns_of(conversation: Any) -> list[Conversation]:
+    """Return a conversation up to each of its assistant turns, and up to its end, which may be malformed."""
+    before = enumerate(conversation[:-1] if isinstance(conversation, Sequence) else ())
+    stops = [k + 1 for k, each in before if isinstance(each, Mapping) and each.get("role") == "assistant"]
+    return [*(conversation[:stop] for stop in stops), conversation]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,17 +38,18 @@ LONG_EXAMPLES = ([SYSTEM, USER, ASSISTANT, LATER], [USER, ASSISTANT, TOOL, LATER
 
 
 class ChatTemplate:
-    """Writes the text of conversations with a tokenizer's chat template.
+    """Writes the text of conversations with a tokenizer's chat template, the one that `apply_chat_template` chooses.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        source: Jinja source; None for the tokenizer's own.
+        source: Jinja source, or the name of one of the tokenizer's templates; None for the tokenizer's own.
         input_format: text that the kind of reward model reads in addition to the messages.
         variables: extra variables for the template.
 
     Attributes:
         source: Jinja source, or None for an encoder without a chat template, which writes nothing.
-        hash: the first 16 hexadecimal digits of the SHA-256 of the source.
+        all_sources: this source, and that of the template named `"tool_use"`, which writes conversations with tools.
+        hash: the first 16 hexadecimal digits of the SHA-256 of `all_sources`.
         date: the fixed date, if the template writes today's; else None.
         examples: example conversations as the template writes them, without those that it rejects.
 
@@ -64,7 +65,9 @@ class ChatTemplate:
         input_format: InputFormat,
         variables: Mapping[str, Any],
     ) -> None:
-        source = source or own_template(tokenizer)
+        named = _named_templates(tokenizer)
+        for_tools = None if source else named.get("tool_use")
+        source = named.get(source or "", source) or own_template(tokenizer)
         if source is None and not input_format.encoder:
             raise ConfigError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so conversations cannot be "
@@ -73,10 +76,13 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._input_format = input_format
         self._variables = variables
-        self.hash = None if source is None else hashlib.sha256(source.encode()).hexdigest()[:16]
-        dated = source is not None and "strftime_now" in source and not input_format.policy
-        self.date = DATE if dated else None
-        self.source = freeze_date(source, DATE) if source is not None and self.date is not None else source
+        self.all_sources = (source or "") + (for_tools or "")
+        self.hash = None if source is None else hashlib.sha256(self.all_sources.encode()).hexdigest()[:16]
+        self.date = DATE if "strftime_now" in self.all_sources and not input_format.policy else None
+        if self.date is not None:
+            source, for_tools = (each and freeze_date(each, DATE) for each in (source, for_tools))
+        self.source = source
+        self._for_tools = for_tools or source
         short = [text for text in map(self._try_to_write, SHORT_EXAMPLES) if text is not None][:1]
         long = [text for text in map(self._try_to_write, LONG_EXAMPLES) if text is not None]
         self._short = "".join(short)
@@ -85,7 +91,13 @@ class ChatTemplate:
             raise ConfigError(
                 "the chat template writes no text of the messages, so all conversations would have the same score; it "
                 f"writes {self.examples[0][:80]!r}. Pass chat_template= with Jinja source or an existing file that "
-                "writes `message['content']`, as text and not as a list of parts."
+                "writes `message['content']`, as text and not as a list of parts"
+                f"{f', or the name of one of the templates {sorted(named)}' * bool(named)}."
+            )
+        if source is not None and not self.examples:
+            warn_once(
+                f"the chat template of {tokenizer.name_or_path!r} accepts none of the example conversations, so it is "
+                "unchecked: it may mark turns with plain text, which a message can forge."
             )
 
     def write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
@@ -104,7 +116,7 @@ class ChatTemplate:
                 text: str = self._tokenizer.apply_chat_template(
                     change(arranged),
                     tools=tools,
-                    chat_template=self.source,
+                    chat_template=self.source if tools is None else self._for_tools,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt or self._input_format.generation_prompt,
                     **self._variables,
@@ -173,16 +185,25 @@ def read_template(value: Any) -> Any:
 
 
 def own_template(tokenizer: Any) -> str | None:
-    """Return the chat template of a tokenizer, or None."""
+    """Return the chat template of a tokenizer, or None.
+
+    Raises:
+        ConfigError: it has named templates, and none of them is the default.
+    """
+    if not (named := _named_templates(tokenizer)):
+        return getattr(tokenizer, "chat_template", None) or None
+    if "default" not in named:
+        raise ConfigError(
+            f"the tokenizer has chat templates {sorted(named)} and no default; pass chat_template= with one of these "
+            "names, or with Jinja source."
+        )
+    return named["default"] or None
+
+
+def _named_templates(tokenizer: Any) -> Mapping[str, str]:
+    """Return the templates of a tokenizer that has several."""
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):
-        if "default" not in template:
-            names = sorted(template)
-            raise ConfigError(
-                f"the tokenizer has chat templates {names} and no default; pass chat_template= (Jinja source)."
-            )
-        template = template["default"]
-    return template or None
+    return template if isinstance(template, Mapping) else {}
 
 
 def freeze_date(template: str, date: datetime.date) -> str:

@@ -15,7 +15,8 @@ class TextOptions(Config):
     """Options for converting conversations to text and tokens."""
 
     chat_template: Annotated[str | None, pydantic.BeforeValidator(read_template)] = None
-    """Jinja source of the chat template, or the path of a file with it; None for the tokenizer's own."""
+    """Jinja source of the chat template, the path of a file with it, or the name of one of the tokenizer's templates;
+    None for the tokenizer's own (`"tool_use"` for conversations with tools, if it has one of this name)."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables for the chat template (`enable_thinking=False`, ...)."""
     add_bos: Flag = True

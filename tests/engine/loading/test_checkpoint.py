@@ -22,6 +22,32 @@ def test_a_missing_head_is_an_error(tmp_path):
         gym_rm.load_scorer(str(folder))
 
 
+def without_num_labels(folder, **settings):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: config[key] for key in config if "label" not in key} | settings))
+    return str(folder)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "bert", "roberta"])
+def test_a_config_without_num_labels_has_those_of_the_head(tmp_path, architecture):
+    folder = tiny_models.save_reward_model(tmp_path, architecture)
+    expected = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS[:1]).rewards
+    rewards = gym_rm.load_scorer(without_num_labels(folder)).score(CONVERSATIONS[:1]).rewards
+    assert rewards.tolist() == expected.tolist()
+    with pytest.raises(ConfigError, match=r"has a head of 1 output\(s\), but config.json says 3"):
+        gym_rm.load_scorer(without_num_labels(folder, num_labels=3))
+
+
+@pytest.mark.parametrize("name", ["value_head.safetensors", "value_head.bin", "reward_head.safetensors"])
+def test_a_head_in_a_file_of_its_own_is_refused(tmp_path, name):
+    """As LLaMA-Factory saves it beside a whole language model."""
+    folder = tiny_models.save_policy(tmp_path)
+    save_file({"v_head.summary.weight": torch.ones(1, 32)}, folder / name)
+    with pytest.raises(ConfigError, match=f"has a head in '{name}'.*which is not read"):
+        gym_rm.load_scorer(str(folder))
+
+
 def test_a_backbone_with_a_layer_missing_is_an_error(tmp_path):
     heads = {"score.0.weight": tensor(1, HIDDEN, seed=1)}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")

@@ -29,17 +29,23 @@ def save_adapter(
     base,
     model_class=AutoModelForSequenceClassification,
     task_type="SEQ_CLS",
-    targets=("q_proj", "up_proj"),
-    **load,
+    added=0,
+    save_embedding_layers="auto",
+    num_labels=None,
+    **options,
 ):
     """Save a random LoRA adapter over a base; return its folder and the adapted model."""
-    config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, target_modules=list(targets))
+    options = {"target_modules": ["q_proj", "up_proj"]} | options
+    config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, **options)
     torch.manual_seed(3)
-    model = peft.get_peft_model(model_class.from_pretrained(base, **load).float(), config)
+    model = model_class.from_pretrained(base, **({} if num_labels is None else {"num_labels": num_labels})).float()
+    if added:
+        model.resize_token_embeddings(model.config.vocab_size + added)
+    model = peft.get_peft_model(model, config)
     for name, parameter in model.named_parameters():
         if "lora_" in name or "modules_to_save" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=save_embedding_layers)
     return tmp_path / "adapter", model.eval()
 
 
@@ -80,6 +86,25 @@ def test_a_head_that_was_never_saved_is_an_error(tmp_path):
     adapter, _ = save_adapter(tmp_path, base, task_type="FEATURE_EXTRACTION", num_labels=1)
     with pytest.raises(ConfigError, match=r"has weights for \['a head with 2 outputs'\].*modules_to_save"):
         gym_rm.load_scorer(str(adapter))
+
+
+@needs_peft
+@pytest.mark.parametrize(
+    "options", [{}, {"modules_to_save": ["score", "embed_tokens"]}, {"target_modules": ["embed_tokens"]}]
+)
+def test_an_adapter_over_a_base_with_added_tokens_has_their_embeddings(tmp_path, options):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, model = save_adapter(tmp_path, base, num_labels=1, added=1, **options)
+    np.testing.assert_allclose(gym_rm.load_scorer(adapter).score(PLAIN).rewards, plain_rewards(model, base), atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.parametrize("option", [{"target_modules": ["embed_tokens"]}, {"trainable_token_indices": [400]}])
+def test_an_adapter_without_the_embeddings_of_added_tokens_is_refused(tmp_path, option):
+    base = tiny_models.save_policy(tmp_path / "base")
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1, added=1, save_embedding_layers=False, **option)
+    with pytest.raises(ConfigError, match=r"does not fit its base .*must have embeddings of all tokens"):
+        gym_rm.load_scorer(adapter)
 
 
 @needs_peft

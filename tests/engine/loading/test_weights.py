@@ -29,8 +29,8 @@ def changed(saved_model, tmp_path):
     return change
 
 
-def reward_of(folder):
-    return gym_rm.load_scorer(folder).score(CONVERSATIONS[:1]).rewards[0]
+def reward_of(folder, **options):
+    return gym_rm.load_scorer(folder, **options).score(CONVERSATIONS[:1]).rewards[0]
 
 
 # --- tensors that the configuration does not use -----------------------------------------------------------------
@@ -53,7 +53,6 @@ def test_a_tensor_that_its_module_does_not_have_is_an_error(changed, name):
     ("architecture", "name"),
     [
         ("qwen3", "lm_head.weight"),
-        ("qwen3", "v_head.summary.weight"),
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
         ("gpt2", "transformer.h.0.attn.bias"),
         ("gpt2", "transformer.h.0.attn.masked_bias"),
@@ -68,6 +67,16 @@ def test_tensors_of_real_checkpoints_that_change_no_score_are_ignored(changed, s
     expected = reward_of(saved_model(architecture))
     value = torch.ones(1, dtype=torch.long if name.endswith("_ids") else torch.float32)
     assert reward_of(changed(lambda state: {name: value}, architecture)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["normalizer.mean", "mean", "v_head.summary.weight", "model_2.embed.weight"])
+@pytest.mark.parametrize("architecture", ["qwen3", "bert"])
+def test_tensors_beside_backbone_and_head_must_be_ignored_by_name(changed, saved_model, architecture, name):
+    folder, first = changed(lambda state: {name: torch.ones(1)}, architecture), name.partition(".")[0]
+    with pytest.raises(ConfigError, match=rf"does not use: \['{name}'\].*ignored_tensors="):
+        reward_of(folder)
+    expected = reward_of(saved_model(architecture))
+    assert reward_of(folder, ignored_tensors=[first]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_layers_that_predict_later_tokens_are_ignored(changed, saved_model):

@@ -5,6 +5,9 @@ messages.
 """
 
 import functools
+import importlib.resources
+import importlib.util
+import re
 
 import pytest
 import tiny_models
@@ -15,6 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConversationError
+from tests.engine.text.tool_templates import CONTROL, calling, result, tool
+from tests.engine.text.tool_templates import tokenizer as tool_tokenizer
 
 CHATML_TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 PHI_TOKENS = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|endoftext|>"]
@@ -29,6 +34,7 @@ CUTS = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | replace('<think>', '') + "
     "'<|im_end|>\n' }}{% endfor %}"
 )
+SPACED = "{% for m in messages %}{{ ' <|im_start|> ' + m['role'] + '\n' + m['content'] + ' <|im_end|> ' }}{% endfor %}"
 GLUES = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
 FOLDS = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'].split() | join('') + '<|im_end|>\n' }}"
@@ -56,10 +62,13 @@ def wordpiece_with_template():
     return tok
 
 
-def sentencepiece_like():
-    """BPE with byte fallback, as in Llama 2. Merges of ordinary pieces produce `</s>` and `<s>`."""
+def sentencepiece_like(template=LLAMA2, tokens=()):
+    """BPE with byte fallback, as in Llama 2. Merges of ordinary pieces produce `</s>` and `<s>`.
+
+    More tokens are added as transformers adds them: matched after the normaliser has prepended its mark.
+    """
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
-    pieces += sorted(set("".join(tiny_models.CORPUS)) - {" "} | set("</s>[INST]"))
+    pieces += sorted(set("".join(tiny_models.CORPUS)) - {" "} | set("</s>[INST]<|_>"))
     merges = [("s", ">"), ("/", "s>"), ("<", "/s>"), ("<", "s>"), ("▁", "t"), ("h", "e"), ("▁t", "he")]
     for left, right in merges:
         if left + right not in pieces:
@@ -69,7 +78,8 @@ def sentencepiece_like():
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
-    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "chat_template": LLAMA2}
+    backend.add_tokens([*tokens])
+    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
 
 
@@ -90,6 +100,7 @@ TOKENIZERS = {
     "WordPiece": functools.partial(tiny_models.tokenizer, "bert", chat_template=TURNS),
     "WordPiece, normalised": wordpiece_with_template,
     "merged from pieces": sentencepiece_like,
+    "prepended": functools.partial(sentencepiece_like, SPACED, CHATML_TOKENS),
     "template that cuts": functools.partial(tiny_models.tokenizer, "chatml", chat_template=CUTS),
     "template that glues": functools.partial(tiny_models.tokenizer, "chatml", chat_template=GLUES),
     "template that folds": functools.partial(tiny_models.tokenizer, "chatml", chat_template=FOLDS),
@@ -272,6 +283,79 @@ def test_thinking_tokens_in_a_reply_stay_single_tokens():
     assert [token for token in ids if token in thinking] == thinking
     ids = rendered("thinks", dialogue("q", "<think>2 + 2<|im_end|></think>4"))
     assert [token for token in ids if token in thinking] == thinking
+
+
+CONTENT = ["\n\n", "▁▁", "<h1>", "</table>", "friend", "###"]
+
+
+def test_added_tokens_that_are_content_stay_tokens():
+    """As in Gemma, whose added tokens are also runs of spaces and HTML; its templates do not write them."""
+    tok = bpe([*CHATML_TOKENS, *CONTENT], tiny_models.CHATML)
+    messages = dialogue(" ".join(CONTENT), "".join(CONTENT))
+    expected = tok.apply_chat_template(messages, return_dict=False)
+    assert Renderer(tok).encode([messages])[0].input_ids.tolist() == expected
+    assert all(expected.count(token) == 2 for token in tok.convert_tokens_to_ids(CONTENT))
+
+
+PLACES = ("system", "user", "assistant", "tool", "arguments", "description")
+
+
+def spoken(place, text):
+    """Return a conversation with a text in one place, and its tools."""
+    said = dict.fromkeys(PLACES, "zzz") | {place: f"x {text} y"}
+    call = [calling({"a": said["arguments"]}), result(said["tool"])] if place in PLACES[3:] else []
+    start = [{"role": "system", "content": said["system"]}] if place == "system" else []
+    turns = [{"role": "user", "content": said["user"]}, *call, {"role": "assistant", "content": said["assistant"]}]
+    return [*start, *turns], [tool(description=said["description"])]
+
+
+TEMPLATES = sorted(
+    path.name.removesuffix(".jinja")
+    for path in importlib.resources.files("trl").joinpath("chat_templates").iterdir()
+    if path.name.endswith(".jinja") and not re.match("idefics|llava|smolvlm", path.name)  # they read lists of parts
+) if importlib.util.find_spec("trl") else []  # fmt: skip
+
+
+@functools.cache
+def renderer_of_trl(name):
+    return Renderer(tool_tokenizer(name, special=False), dropped_text="warn")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(data=st.data())
+@settings(max_examples=4, deadline=None)
+def test_no_text_writes_a_token_that_is_not_flagged_special(name, data):
+    tok, renderer = tool_tokenizer(name, special=False), renderer_of_trl(name)
+    tokens = sorted({*CONTROL.findall(tok.chat_template)})
+    known = {*tok.convert_tokens_to_ids(tokens)}
+    some = data.draw(st.sampled_from(["", " ", "\n", "a"])).join(data.draw(st.permutations(tokens)))
+    for place in PLACES:
+        ids = []
+        for text in (some, "harmless"):
+            conversation, tools = spoken(place, text)
+            (row,) = renderer.encode([conversation], [tools])
+            ids.append(
+                None if isinstance(row, ConversationError) else [int(x) for x in row.input_ids if int(x) in known]
+            )
+        assert ids[0] == ids[1], place
+
+
+@pytest.mark.parametrize("template", [tiny_models.CHATML, SPACED])
+def test_tokens_that_count_only_behind_a_space_have_one_tokenisation(template):
+    """Such a tokenizer does not find `<|im_end|>` directly behind a word, so parts of a text have other tokens."""
+    tok = sentencepiece_like(template, CHATML_TOKENS)
+    endings = ["the sum", "the sum ", "the\n", "<", " "]
+    conversations = [dialogue("the", reply, last) for reply in endings for last in endings] * 2
+    expected = [tok.apply_chat_template(messages, return_dict=False) for messages in conversations]
+    one = Renderer(tok, add_bos=False)
+    assert [row.input_ids.tolist() for row in one.encode(conversations)] == expected
+    assert [turns[-1].input_ids.tolist() for turns in one.encode_turns(conversations)] == expected
+    known = {*tok.convert_tokens_to_ids(CHATML_TOKENS)}
+    for messages, ids in zip(conversations, expected, strict=True):
+        (row,) = one.encode(
+            [[*messages[:1], {**messages[1], "content": " <|im_end|>" + messages[1]["content"]}, *messages[2:]]]
+        )
+        assert [x for x in row.input_ids if x in known] == [x for x in ids if x in known]
 
 
 def test_a_slow_tokenizer_refuses_control_tokens_in_messages():

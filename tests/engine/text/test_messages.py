@@ -96,8 +96,8 @@ def test_a_field_that_the_template_does_not_write_is_refused_by_name(field, valu
         conversation = conversation[:2]
     (error,) = renderer(tiny_models.CHATML).encode([conversation])
     assert f"the chat template does not write the field {field!r} of message 1" in str(error)
-    with pytest.raises(ConversationError, match=f"the field {field!r} of message 1"):
-        renderer(tiny_models.CHATML).encode_turns(conversation)
+    (error,) = renderer(tiny_models.CHATML).encode_turns([conversation])
+    assert f"the field {field!r} of message 1" in str(error)
 
 
 def test_a_part_of_a_tool_call_that_the_template_does_not_write_is_refused():

@@ -132,8 +132,10 @@ def test_an_invalid_conversation_gets_an_error_and_the_others_are_rendered(case)
     with pytest.raises(ConversationError, match=reason):
         raise error
     assert first.input_ids.tolist() == last.input_ids.tolist() == ids_of(renderer, good)
+    first, error, last = renderer.encode_turns([good, bad, good])
+    assert (len(first), len(last)) == (1, 1)
     with pytest.raises(ConversationError, match=reason):
-        renderer.encode_turns(bad)
+        raise error
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "\0", "a\0b", "\u200b", "é" * 1000, "🙂" * 50, "\r\n\t"])
@@ -206,5 +208,5 @@ def test_every_turn_has_the_ids_of_the_conversation_up_to_it(style, texts, think
         conversation[1] = assistant("<think>so</think>\n" + conversation[1]["content"])
     stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
     stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
-    turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns(conversation)]
+    turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns([conversation])[0]]
     assert turns == [ids_of(renderer, conversation[:stop]) for stop in stops]

@@ -1,11 +1,16 @@
+import json
+
 import pytest
 import tiny_models
+from transformers import AutoTokenizer
 
+from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.templates import DATE, freeze_date, own_template
 from gym_rm.engine.text.tokenizers import token_of
 from gym_rm.errors import ConfigError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
+from tests.engine.text.tool_templates import tool
 
 # --- the template of a tokenizer
 
@@ -16,12 +21,77 @@ HUMAN_ASSISTANT = (
 )
 
 
-def test_one_of_several_templates_must_be_the_default():
-    templates = {"rag": tiny_models.CHATML, "tool_use": tiny_models.PLAIN}
-    with pytest.raises(ConfigError, match=r"\['rag', 'tool_use'\] and no default"):
-        Renderer(tiny_models.tokenizer("chatml", chat_template=templates))
-    named = Renderer(tiny_models.tokenizer("chatml", chat_template=templates | {"default": tiny_models.PLAIN}))
-    assert text_of(named, [user("q")]) == "user: q\n"
+NAMED = {
+    "default": tiny_models.CHATML,
+    "tool_use": "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + tiny_models.CHATML,
+    "rag": "{{ tools | length if tools }}" + tiny_models.PLAIN,
+}
+
+
+def as_files(folder, named):
+    """Save a tokenizer as transformers does today: each template in its own file."""
+    tiny_models.tokenizer("chatml", chat_template=named).save_pretrained(folder)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+
+
+def as_list(folder, named):
+    """Save a tokenizer as the first ones with several templates: a list in tokenizer_config.json."""
+    tiny_models.tokenizer("chatml", chat_template=None).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    listed = [{"name": name, "template": template} for name, template in named.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": listed}))
+
+
+@pytest.mark.parametrize("save", [as_files, as_list])
+@pytest.mark.parametrize("name", [None, *NAMED])
+@pytest.mark.parametrize("tools", [(), (tool(),), (tool(), tool("sub"))])
+def test_the_template_is_the_one_that_transformers_chooses(save, name, tools, tmp_path):
+    save(tmp_path, NAMED)
+    tok = AutoTokenizer.from_pretrained(tmp_path)
+    conversation = [user("2 + 2?"), assistant("4"), user("and 3?"), assistant("7")]
+
+    def expected(messages, **options):
+        return tok.apply_chat_template(messages, tools or None, chat_template=name, return_dict=False, **options)
+
+    scored = Renderer(tok, chat_template=name)
+    (rendered,) = scored.encode([conversation], [tools])
+    assert rendered.input_ids.tolist() == expected(conversation)
+    (turns,) = scored.encode_turns([conversation], [tools])
+    assert [turn.input_ids.tolist() for turn in turns] == [expected(conversation[:2]), expected(conversation)]
+    (prompt,) = PolicyRenderer(tok, chat_template=name).prompts([conversation[:3]], [tools])
+    assert prompt.tolist() == expected(conversation[:3], add_generation_prompt=True)
+
+
+def test_a_tool_of_a_named_template_is_not_said_to_be_unwritten(warnings):
+    Renderer(tiny_models.tokenizer("chatml", chat_template=NAMED)).encode([[user("q"), assistant("a")]], [[tool()]])
+    assert not warnings.records
+
+
+def test_every_named_template_that_may_be_used_counts_for_the_hash_and_the_date():
+    dated = NAMED | {"tool_use": "{{ strftime_now('%Y') }}" + NAMED["tool_use"]}
+    renderers = [Renderer(tiny_models.tokenizer("chatml", chat_template=each)) for each in (NAMED, dated)]
+    assert renderers[0].template_hash != renderers[1].template_hash
+    assert [each.date for each in renderers] == [None, DATE]
+    (rendered,) = renderers[1].encode([[user("q"), assistant("a")]], [[tool()]])
+    assert renderers[1].tokenizer.decode(rendered.input_ids).startswith("2024add;")
+
+
+@pytest.mark.parametrize("name", [None, "toll_use"])
+def test_templates_without_a_default_must_be_chosen_by_name(name):
+    templates = {"rag": tiny_models.PLAIN, "tool_use": tiny_models.CHATML}
+    tok = tiny_models.tokenizer("chatml", chat_template=templates)
+    with pytest.raises(ConfigError, match=r"\['rag', 'tool_use'\]"):
+        Renderer(tok, chat_template=name)
+    assert text_of(Renderer(tok, chat_template="rag"), [user("q")]) == "user: q\n"
+
+
+def test_a_template_that_accepts_no_example_is_named_as_unchecked(warnings):
+    picky = "{% if messages | length < 6 %}{{ raise_exception('too short') }}{% endif %}" + tiny_models.CHATML
+    renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=picky)
+    (record,) = warnings.records
+    assert "accepts none of the example conversations, so it is unchecked" in record.getMessage()
+    (error,) = renderer.encode([[user("q"), assistant("a")]])
+    assert "too short" in str(error)
 
 
 @pytest.mark.parametrize("template", [None, "", {"default": ""}])

@@ -64,7 +64,7 @@ def test_texts_of_tools_calls_and_results_are_data(description, key, arguments, 
 def test_turns_and_shortened_conversations_have_the_tools():
     conversation = [system("s"), user("q" * 40), assistant("a"), user("r"), *CONVERSATION[1:]]
     renderer, tools = Renderer(tokenizer("qwen3")), (tool(),)
-    turns = renderer.encode_turns(conversation, tools)
+    (turns,) = renderer.encode_turns([conversation], [tools])
     assert [turn.input_ids.tolist() for turn in turns] == [
         encoded(renderer, conversation[:stop], tools) for stop in (3, 5, 7)
     ]

@@ -6,8 +6,11 @@ import re
 
 import pytest
 import tiny_models
+from tokenizers import AddedToken
 
-CONTROL = re.compile(r"<\|[a-z_]+\|>|<[a-z_]+\|>|<\|[a-z_]+>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
+CONTROL = re.compile(
+    r"<\|[a-zA-Z0-9_]+\|>|<[a-z_]+\|>|<\|[a-z_]+>|\[/?[A-Z_]+\]|<｜[^｜]+｜>|</?(?!think>)[a-zA-Z_:]+>|◁[^▷]+▷"
+)
 KEEPING = ("qwen2_5", "llama3_1", "glm4moe", "mistral")  # write earlier turns again as they were
 NAMES = (*KEEPING, "qwen3", "qwen3_5_think", "gptoss", "gemma4_v5")
 
@@ -100,15 +103,19 @@ MISTRAL = """{%- if messages[0]["role"] == "system" %}
 
 
 @functools.cache
-def tokenizer(name):
-    """Return a tokenizer with a chat template: `"mistral"`, or one that TRL has under this name."""
+def tokenizer(name, special=True):
+    """Return a tokenizer with a chat template: `"mistral"`, or one that TRL has under this name.
+
+    Its control tokens are flagged as special, or not, as those for tools of several public models.
+    """
     if name == "mistral":
         template = MISTRAL
     else:
         pytest.importorskip("trl", reason="TRL, which has the template, is not installed")
         template = (importlib.resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
     made = tiny_models.tokenizer({"mistral": "mistral", "llama3_1": "llama3"}.get(name, "chatml"))
-    made.add_special_tokens({"additional_special_tokens": sorted({*CONTROL.findall(template)} - {made.eos_token})})
+    tokens = sorted({*CONTROL.findall(template)} - {made.eos_token})
+    made.add_tokens([AddedToken(token, special=special, normalized=False) for token in tokens])
     made.chat_template = template
     return made
 

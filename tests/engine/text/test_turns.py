@@ -5,7 +5,6 @@ import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_rm.engine.text.encoded_text import EncodedText
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConversationError
 from tests.engine.text.rendering import assistant, ids_of, user
@@ -63,7 +62,7 @@ def test_turns_have_the_ids_of_the_conversation_up_to_them(name, data):
     (whole,) = one.encode([conversation])
     if isinstance(whole, Exception):
         return
-    turns = [turn.input_ids.tolist() for turn in one.encode_turns(conversation)]
+    turns = [turn.input_ids.tolist() for turn in one.encode_turns([conversation])[0]]
     assert turns == [ids_of(one, conversation[:stop]) for stop in stops_of(conversation)]
 
 
@@ -80,27 +79,23 @@ def test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them(n
     one = renderer(name)
     alone = one.encode([conversation[:stop] for stop in stops_of(conversation)])
     if any(isinstance(result, ConversationError) for result in alone):
-        with pytest.raises(ConversationError):
-            one.encode_turns(conversation)
+        assert isinstance(one.encode_turns([conversation])[0], ConversationError)
     else:
-        turns = [turn.input_ids.tolist() for turn in one.encode_turns(conversation)]
+        turns = [turn.input_ids.tolist() for turn in one.encode_turns([conversation])[0]]
         assert turns == [result.input_ids.tolist() for result in alone]
 
 
 @pytest.mark.parametrize("name", ["ChatML", "last", "else"])
-def test_only_the_end_of_each_turn_is_tokenised(name, monkeypatch):
+def test_what_turns_share_is_tokenised_once(name, monkeypatch):
     """Tokenising every turn from the start takes a time that grows with the square of the number of turns."""
-    one, lengths = renderer(name), []
-    ids_of = EncodedText.ids_of
+    one, lengths, tokenize = renderer(name), [], Renderer.tokenize
 
-    def measured(self, other):
-        tokenize, self._tokenize = self._tokenize, lambda text: lengths.append(len(text)) or tokenize(text)
-        result = ids_of(self, other)
-        self._tokenize = tokenize
-        return result
+    def measured(self, texts, add_special_tokens=True):
+        lengths.extend(map(len, texts))
+        return tokenize(self, texts, add_special_tokens)
 
-    monkeypatch.setattr(EncodedText, "ids_of", measured)
+    monkeypatch.setattr(Renderer, "tokenize", measured)
     conversation = [(assistant if k % 2 else user)(f"turn {k} of the dialogue") for k in range(60)]
-    assert len(one.encode_turns(conversation)) == 30
-    assert len(lengths) == 29
-    assert max(lengths) < 100
+    (turns,) = one.encode_turns([conversation])
+    assert len(turns) == 30
+    assert sum(lengths) < 120 * len(conversation)
