@@ -6,9 +6,10 @@ import ast
 import importlib
 import importlib.resources
 import math
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,48 @@ def model_source(name: str, value: str) -> str:
     if model not in EMBEDDED:
         raise ConfigError(f"{name}={value!r}: the embedded models are embedded:{', embedded:'.join(EMBEDDED)}.")
     return str(importlib.resources.files("gym_rm") / "assets" / model)
+
+
+def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Check that nothing which is read is overwritten: no file, under any of its names, and no folder of a model.
+
+    Args:
+        inputs: what is read: values in which every text may be a path, such as settings of a reward model.
+        outputs: files that are written, also working files, and folders that are replaced.
+
+    Raises:
+        ConfigError: an output is an input, lies in a folder of a model that is read, or is a folder that has an input.
+    """
+    read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
+    read = [path for path in map(os.path.expanduser, read) if os.path.isfile(path) or _model_files(path)]
+    for output in outputs:
+        for path in read:
+            if _overwrites(output, path):
+                raise ConfigError(
+                    f"output must not be the input {path!r}, which {str(output)!r} would replace; choose another one."
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str | os.PathLike):
+        yield os.fspath(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _model_files(folder: str) -> list[str]:
+    """Return the files of the folder of a model; none for another folder, and for a file."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return [os.path.join(folder, name) for name in names] if any(each.endswith("config.json") for each in names) else []
+
+
+def _overwrites(output: str | os.PathLike[str], path: str) -> bool:
+    written, read = Path(os.path.realpath(output)), Path(os.path.realpath(path))
+    if written == read or read in written.parents or written in read.parents:
+        return True
+    files = [each for each in (path, *_model_files(path)) if os.path.exists(each)]
+    return os.path.exists(written) and any(os.path.samefile(written, each) for each in files)  # a hard link
 
 
 def offer_functions(file: str) -> str:

@@ -79,8 +79,8 @@ def load_config(
     """Fill a schema from its defaults, then a YAML file or a mapping, then `a.b=value` overrides.
 
     Mappings are merged key by key; other values are replaced. The value of an override is YAML (`null`, `true`, `3e-4`,
-    `[1, 2]`). A list entry is addressed by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are
-    texts, `3e-4` is a number.
+    `[1, 2]`); a text needs no quotes, also with ` #`, and names of columns are always texts. A list entry is addressed
+    by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are texts, `3e-4` is a number.
 
     Raises:
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
@@ -90,7 +90,7 @@ def load_config(
     problems = []
     for override in overrides:
         try:
-            _apply(values, override)
+            _apply(values, override, schema)
         except ConfigError as error:
             problems.append(str(error))
     config, invalid = _validate(schema, values)
@@ -258,13 +258,13 @@ def _merge(base: Any, change: Any) -> Any:
     return {**base, **{key: _merge(base.get(key), value) for key, value in change.items()}}
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, Any], override: str, schema: Any = Any) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"{override!r}: expected the form name=value or group.name=value.")
     try:
-        value = _at_home(parse_yaml(text))
+        value = _at_home(_override_value(text.strip(), schema, parts))
     except ValueError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
@@ -274,6 +274,46 @@ def _apply(values: dict[str, Any], override: str) -> None:
         node[_index(node, parts[-1], override)] = value
     else:
         node[parts[-1]] = value
+
+
+def _override_value(text: str, schema: Any, parts: Sequence[str]) -> Any:
+    """Return the value of an override: YAML, of which a text is kept whole unless it is quoted.
+
+    To YAML, ` #` begins a comment and `1e3` is a number, also in the name of a file or a column.
+    """
+    if dict[str, str] in _types_at(schema, parts[:-1]):
+        return text
+    value = parse_yaml(text)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        types = _types_at(schema, parts)
+        return text if str in types and not {int, float} & {*types} else value
+    is_plain = isinstance(value, str) and text[:1] not in ("'", '"', "!", "&", "|", ">")
+    return text if is_plain or text[:1] == "#" else value
+
+
+def _types_at(schema: Any, parts: Sequence[str]) -> list[Any]:
+    """Return the types that the setting at a place can have; none where the schema does not say."""
+    found = [schema]
+    for part in parts:
+        found = [each for above in found for each in _members(_annotation(above, part))]
+    return found
+
+
+def _annotation(above: Any, part: str) -> Any:
+    """Return the annotation of a field of a schema, or of the entries of a mapping or list; None if there is none."""
+    if isinstance(above, type) and issubclass(above, pydantic.BaseModel):
+        return above.model_fields[part].annotation if part in above.model_fields else None
+    return (None, *typing.get_args(above))[-1]
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of an annotation, which may be a union of several."""
+    match typing.get_origin(annotation):
+        case typing.Annotated:
+            return _members(typing.get_args(annotation)[0])
+        case typing.Union | types.UnionType:
+            return [member for each in typing.get_args(annotation) for member in _members(each)]
+    return [annotation]
 
 
 def _at_home(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import exit_codes, fail, report_console, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError
@@ -59,6 +60,7 @@ def audit(
         scoring = ScorerArguments.parse(reward_model, option, threads=threads)
         if output is not None and output.suffix != ".json":
             raise ConfigError(f"-o must end in .json, got {str(output)!r}.")
+        keep_inputs([data, scoring.model, scoring.options], [] if output is None else [output])
     except ValueError as error:
         fail(error, code=2)
     bar = Progress(

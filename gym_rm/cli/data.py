@@ -67,7 +67,8 @@ def inspect(
 
     Exit codes: 0 done; 1 the file cannot be read, or no row can be used; 2 invalid arguments.
     """
-    from gym_rm.data.comparisons import load_comparisons  # imported here because the imports are slow
+    from gym_rm.data.columns import parse_columns  # imported here because the imports are slow
+    from gym_rm.data.comparisons import load_comparisons
     from gym_rm.data.inspection import inspect_comparisons
     from gym_rm.reports.data_tables import inspection_report
 
@@ -80,7 +81,7 @@ def inspect(
                 "/dev/stdin" if source == "-" else source,
                 name=source.rstrip("/").rsplit("/", 1)[-1],
                 on_error="drop",
-                columns=override_values(column or []),
+                columns=parse_columns(column or []),
             ),
             reader=reader,
         )

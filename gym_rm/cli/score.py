@@ -14,7 +14,7 @@ from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.score_file import FileScoring, ScoringProgress
 from gym_rm.cli.score_output import check_output
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
-from gym_rm.config import override_values
+from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError, GymRMError
 
 
@@ -75,7 +75,7 @@ def score(
     """
     try:
         scorer = ScorerArguments.parse(reward_model, option, threads=threads)
-        renamed = override_values(column or [])
+        renamed = parse_columns(column or [])
         path = None if source == "-" else Path(source)
         written = None if output == "-" else Path(output)
         if written is not None:
