@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,18 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
         hint = nearest(str(value), [each for each in known if each is not None])
         raise ConfigError(f"{name} must be one of {list(known)}, got {value!r}.{hint}")
     return value
+
+
+def in_order(value: Any) -> list[Any] | None:
+    """Return the values of a list, tuple, array, tensor or Series by position, whatever its labels are.
+
+    None for what has no positions: a text, a mapping, a set, an iterator, a table, an array without a dimension.
+    """
+    has_positions = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "ndim", 1) > 0
+    is_table = hasattr(value, "columns") and getattr(value, "ndim", 2) > 1
+    if not has_positions or is_table or isinstance(value, str | bytes | bytearray | Mapping | Set):
+        return None
+    return list(value.to_pylist() if hasattr(value, "to_pylist") else value)
 
 
 def load_function(name: str, value: Any) -> Callable[..., Any]:
