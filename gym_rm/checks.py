@@ -103,8 +103,8 @@ def load_object(name: str, value: str) -> Any:
     """
     module, _, attribute = value.partition(":")
     expected = f"{name} must be a function or 'module:function', got {value!r}"
-    path = Path(module).expanduser() if module.endswith(".py") else None
-    if path is not None and not path.is_file():
+    path = Path(os.path.expanduser(module)) if module.endswith(".py") else None
+    if path is not None and not os.path.isfile(path):
         raise ConfigError(f"{expected}: there is no file {str(path.absolute())!r}.")
     if not attribute:
         raise ConfigError(f"{expected}.{offer_functions(module if path else f'{module}.py')}")
@@ -185,7 +185,7 @@ def _overwrites(output: str | os.PathLike[str], path: str) -> bool:
 def offer_functions(file: str) -> str:
     """Return how to write a function of a Python file, which is not imported; empty if it has none."""
     try:
-        body = ast.parse(Path(file).expanduser().read_bytes()).body
+        body = ast.parse(Path(os.path.expanduser(file)).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return ""
     names = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -114,8 +114,8 @@ def settings_file(name: str | Path, group: str) -> Path:
     Raises:
         ConfigError: there is no such file; the message lists the package's.
     """
-    path = Path(name).expanduser()
-    if path.exists() and not path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if os.path.exists(path) and not os.path.isdir(path):
         return path
     shipped = {file.stem: file for file in sorted((shipped_folder("configs") / group).glob("*.yaml"))}
     if str(name) in shipped:

@@ -140,7 +140,7 @@ def _row(
 
 
 def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any) -> Prompt:
-    columns = without_filled({**columns, "ground_truth": ground_truth})
+    columns = {**without_filled(columns), "ground_truth": ground_truth}
     return prompt_of_columns(conversation[:-1], columns, columns.get("index"), answer_column="ground_truth")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +32,7 @@ class _Commands(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
         """Read the arguments; `~/` at the start of any of them is the home folder."""
         return super().make_context(
-            info_name, [HOME.sub(rf"\1{Path.home()}", each) for each in args], *others, **options
+            info_name, [HOME.sub(lambda found: found[1] + os.path.expanduser("~"), each) for each in args], *others, **options
         )
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

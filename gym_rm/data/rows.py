@@ -89,7 +89,7 @@ def rows_or_errors(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
         )
     source = _records(source, argument)
     scalar = getattr(source, "ndim", 1) == 0  # an array without rows
-    if isinstance(source, Mapping) or not isinstance(source, Iterable) or scalar:
+    if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable) or scalar:
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
 
@@ -159,15 +159,17 @@ def format_of(path: Path) -> tuple[str | None, str]:
 
 
 def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
-    path = Path(source).expanduser()
-    if path.is_dir() or (_HUB_NAME.fullmatch(source) and not path.exists() and not format_of(path)[0]):
-        return _dataset_rows(source, argument)
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        raise ConfigError(f"{argument}={source!r} is a folder; name a file in it.")
     stored_as, compression = format_of(path)
-    if not path.exists():
+    if _HUB_NAME.fullmatch(source) and not os.path.exists(path) and not stored_as:
+        return _dataset_rows(source, argument)
+    if not os.path.exists(path):
         if stored_as:
             raise ConfigError(f"{argument}: the file {source!r} does not exist.")
         raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
-    if stored_as is None and not path.is_file():
+    if stored_as is None and not os.path.isfile(path):
         stored_as = "jsonl"  # a pipe has no suffix
     if stored_as is None or (stored_as == "parquet" and compression):
         raise ConfigError(
@@ -294,7 +296,7 @@ def _refuse_twice(columns: Sequence[str], owner: str) -> None:
 
 def columns_of(path: Path | None) -> Sequence[str]:
     """Return the columns of a CSV or Parquet file, also without rows; none for another file, and for a pipe."""
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):
         return ()
     match format_of(path)[0]:
         case "csv":

@@ -297,7 +297,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         known = ("reset_mask", "prompt_indices")
         if not isinstance(options, Mapping):
             raise ConfigError(f"options of reset must be a mapping with {known}, got {describe(options)}.")
-        unknown = sorted(set(options) - set(known))
+        unknown = [str(name) for name in options if name not in known]
         if unknown:
             raise ConfigError(f"unknown reset options {unknown}; expected {known}.{nearest(unknown[0], known)}")
         if "reset_mask" not in options:
