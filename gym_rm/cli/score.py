@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -78,6 +77,8 @@ def score(
         renamed = parse_columns(column or [])
         path = None if source == "-" else Path(source)
         written = None if output == "-" else Path(output)
+        if (path is None and sys.stdin is None) or (written is None and sys.stdout is None):
+            raise ConfigError("standard input or output is closed; name a file for INPUT, and for -o.")
         if written is not None:
             check_output(written)
     except ValueError as error:
@@ -117,10 +118,8 @@ def score(
     except GymRMError as error:
         fail(error, code=1)
     except OSError as error:  # for example a full disk or a closed pipe
-        # Avoids a second error when Python flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            raise typer.Exit(1) from None
+            raise
         file = repr(error.filename) if error.filename else f"{source!r} or {output!r}"
         fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
     if not last.lines:
