@@ -151,12 +151,12 @@ def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
         ConfigError: an output is an input, lies in a folder of a model that is read, or is a folder that has an input.
     """
     read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
-    read = [path for path in map(os.path.expanduser, read) if os.path.isfile(path) or _model_files(path)]
-    for output in outputs:
+    read = [path for path in map(os.path.expanduser, read) if os.path.isfile(path) or _has_model(path)]
+    for output in map(os.fspath, outputs):
         for path in read:
-            if _overwrites(output, path):
+            if _is_within(output, path) or _is_within(path, output):
                 raise ConfigError(
-                    f"output must not be the input {path!r}, which {str(output)!r} would replace; choose another one."
+                    f"output must not be the input {path!r}, which {output!r} would replace; choose another one."
                 )
 
 
@@ -168,18 +168,14 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _model_files(folder: str) -> list[str]:
-    """Return the files of the folder of a model; none for another folder, and for a file."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return [os.path.join(folder, name) for name in names] if any(each.endswith("config.json") for each in names) else []
+def _has_model(path: str) -> bool:
+    return os.path.isdir(path) and any(name.endswith("config.json") for name in os.listdir(path))
 
 
-def _overwrites(output: str | os.PathLike[str], path: str) -> bool:
-    written, read = Path(os.path.realpath(output)), Path(os.path.realpath(path))
-    if written == read or read in written.parents or written in read.parents:
-        return True
-    files = [each for each in (path, *_model_files(path)) if os.path.exists(each)]
-    return os.path.exists(written) and any(os.path.samefile(written, each) for each in files)  # a hard link
+def _is_within(path: str, place: str) -> bool:
+    """Return whether a path is this file or folder, also by a link or in other letters, or lies in it."""
+    above = (path, *map(str, Path(os.path.realpath(path)).parents))
+    return os.path.exists(place) and any(os.path.exists(each) and os.path.samefile(each, place) for each in above)
 
 
 def offer_functions(file: str) -> str:

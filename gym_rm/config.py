@@ -258,13 +258,13 @@ def _merge(base: Any, change: Any) -> Any:
     return {**base, **{key: _merge(base.get(key), value) for key, value in change.items()}}
 
 
-def _apply(values: dict[str, Any], override: str, schema: Any = Any) -> None:
+def _apply(values: dict[str, Any], override: str, schema: Any = None) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"{override!r}: expected the form name=value or group.name=value.")
     try:
-        value = _at_home(_override_value(text.strip(), schema, parts))
+        value = _at_home(_override_value(text.strip(), _annotation(schema, parts)))
     except ValueError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
@@ -276,44 +276,29 @@ def _apply(values: dict[str, Any], override: str, schema: Any = Any) -> None:
         node[parts[-1]] = value
 
 
-def _override_value(text: str, schema: Any, parts: Sequence[str]) -> Any:
+def _override_value(text: str, annotation: Any) -> Any:
     """Return the value of an override: YAML, of which a text is kept whole unless it is quoted.
 
     To YAML, ` #` begins a comment and `1e3` is a number, also in the name of a file or a column.
     """
-    if dict[str, str] in _types_at(schema, parts[:-1]):
+    if annotation == dict[str, str]:
         return text
     value = parse_yaml(text)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        types = _types_at(schema, parts)
-        return text if str in types and not {int, float} & {*types} else value
+        types = _type_name(annotation).split(" or ")
+        return text if "str" in types and not {"int", "float"} & {*types} else value
     is_plain = isinstance(value, str) and text[:1] not in ("'", '"', "!", "&", "|", ">")
     return text if is_plain or text[:1] == "#" else value
 
 
-def _types_at(schema: Any, parts: Sequence[str]) -> list[Any]:
-    """Return the types that the setting at a place can have; none where the schema does not say."""
-    found = [schema]
+def _annotation(schema: Any, parts: Sequence[str]) -> Any:
+    """Return the annotation of the setting at a place, or of the mapping or list that it is in."""
+    annotation = Any
     for part in parts:
-        found = [each for above in found for each in _members(_annotation(above, part))]
-    return found
-
-
-def _annotation(above: Any, part: str) -> Any:
-    """Return the annotation of a field of a schema, or of the entries of a mapping or list; None if there is none."""
-    if isinstance(above, type) and issubclass(above, pydantic.BaseModel):
-        return above.model_fields[part].annotation if part in above.model_fields else None
-    return (None, *typing.get_args(above))[-1]
-
-
-def _members(annotation: Any) -> list[Any]:
-    """Return the types of an annotation, which may be a union of several."""
-    match typing.get_origin(annotation):
-        case typing.Annotated:
-            return _members(typing.get_args(annotation)[0])
-        case typing.Union | types.UnionType:
-            return [member for each in typing.get_args(annotation) for member in _members(each)]
-    return [annotation]
+        if schema is not None and part in schema.model_fields:
+            annotation = schema.model_fields[part].annotation
+            schema = _model_in(annotation)
+    return annotation
 
 
 def _at_home(value: Any) -> Any:

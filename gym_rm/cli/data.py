@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gym_rm.cli.console import exit_codes, fail, quiet_loading
+from gym_rm.cli.console import fail, quiet_loading
 from gym_rm.cli.scorer_arguments import Columns
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError
@@ -74,17 +74,20 @@ def inspect(
 
     if reward_model is not None and tokenizer is not None:
         fail(ConfigError("--reward-model and --tokenizer exclude each other: a reward model has a tokenizer."), code=2)
-    with exit_codes():
-        reader = _text_reader(reward_model, tokenizer, max_length, option or [])
-        found = inspect_comparisons(
-            load_comparisons(
-                "/dev/stdin" if source == "-" else source,
-                name=source.rstrip("/").rsplit("/", 1)[-1],
-                on_error="drop",
-                columns=parse_columns(column or []),
-            ),
-            reader=reader,
-        )
+    try:
+        renamed = parse_columns(column or [])
+    except ConfigError as error:
+        fail(error, code=2)
+    reader = _text_reader(reward_model, tokenizer, max_length, option or [])
+    found = inspect_comparisons(
+        load_comparisons(
+            "/dev/stdin" if source == "-" else source,
+            name=source.rstrip("/").rsplit("/", 1)[-1],
+            on_error="drop",
+            columns=renamed,
+        ),
+        reader=reader,
+    )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gym_rm.checks import keep_inputs
-from gym_rm.cli.score_output import CHANGED, FileOutput, StreamOutput, added_names, working_files
+from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names, working_files
 from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
@@ -140,7 +140,7 @@ class FileScoring:
             if isinstance(output, FileOutput):
                 if scored_before and not output.model_is_known:  # nothing was left to score
                     output.require_model(self._score(load, scored_before))
-                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()))
+                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()), progress.lines)
         return progress
 
     def _open_output(self, stack: ExitStack) -> StreamOutput | FileOutput:
@@ -247,7 +247,6 @@ class InputFile:
 
     def __init__(self, run: FileScoring, stack: ExitStack) -> None:
         self._source, self._columns, self._stack = run.source, run.columns, stack
-        self._size: int | None = None  # number of its lines, when all were read once
         self._added = added_names(run.key)  # a row must not have these
         self._keeps_columns = run.output is not None and format_of(run.output)[0] == "parquet"
         self._name = str(run.source) if run.source else "standard input"
@@ -264,15 +263,7 @@ class InputFile:
             self._stored = spooled
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield the lines, from the first one. Raises ConfigError if there are now fewer or more than before."""
-        size = 0
-        for size, line in enumerate(self._lines(), start=1):
-            yield line
-        if self._size not in (None, size):
-            raise ConfigError(f"{self._name}: {CHANGED}")
-        self._size = size
-
-    def _lines(self) -> Iterator[InputLine]:
+        """Yield the lines, from the first one."""
         if self._stored.seekable():
             self._stored.seek(0)
         file = self._stack.enter_context(decompressed(self._stored, self._source)) if self._source else self._stored

@@ -21,8 +21,6 @@ from gym_rm.scores import Scores
 WithFields: TypeAlias = Callable[[Mapping[str, Any]], bytes]
 """A function that returns a line of the input with added fields."""
 
-CHANGED = "the input changed while it was read; repeat the same command when nothing writes to it."
-
 Lines: TypeAlias = Callable[[], Iterator[bytes]]
 """A function that returns the output lines from the first one."""
 
@@ -120,16 +118,21 @@ class FileOutput:
             self._require_equal("a different model", theirs, ours)
         self.model_is_known = True
 
-    def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]]) -> None:
-        """Write the file in the format of its name, beside its place, and move it there."""
+    def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]], size: int) -> None:
+        """Write the file of `size` lines in the format of its name, beside its place, and move it there."""
         if self._new:
             self.store.start({"settings": self._settings, "provenance": None})
 
         def scored() -> Iterator[bytes]:
+            changed = ConfigError("the input changed while it was read; repeat the command when nothing writes to it.")
+            written = 0
             for digest, with_fields in lines():
                 if digest not in self.store.entries:
-                    raise ConfigError(CHANGED)
+                    raise changed
+                written += 1
                 yield with_fields(self.store.entries[digest])
+            if written != size:
+                raise changed
 
         try:
             with self._new_path.open("wb") as file:

@@ -14,7 +14,7 @@ from gym_rm.errors import ConfigError
 
 FIELDS = (
     *ALL_PROMPT_FIELDS, *REPLY_TEXTS, *REPLY_LISTS, *SOURCE_FIELDS, *OBJECTIVES, *BESIDE, *SIGNED[0], *SIGNED[1],
-    "chosen", "rejected", "margin", "score_chosen", "score_rejected", "labels", "prompt_id", "id", "user_turns", "tools",
+    "chosen", "rejected", "margin", "score_chosen", "score_rejected", "labels", "prompt_id", "id", "tools", "user_turns",
 )  # fmt: skip
 
 
