@@ -151,7 +151,7 @@ def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
         ConfigError: an output is an input, lies in a folder of a model that is read, or is a folder that has an input.
     """
     read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
-    read = [path for path in map(os.path.expanduser, read) if os.path.isfile(path) or _has_model(path)]
+    read = [file for path in map(os.path.expanduser, read) for file in _files(path)]
     for output in map(os.fspath, outputs):
         for path in read:
             if _is_within(output, path) or _is_within(path, output):
@@ -168,8 +168,13 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _has_model(path: str) -> bool:
-    return os.path.isdir(path) and any(name.endswith("config.json") for name in os.listdir(path))
+def _files(path: str) -> list[str]:
+    """Return a file, or the folder of a model and its files; nothing for another path."""
+    if not os.path.isdir(path):
+        return [path] if os.path.isfile(path) else []
+    names = os.listdir(path)
+    is_model = any(name.endswith("config.json") for name in names)
+    return [path, *(os.path.join(path, name) for name in names)] if is_model else []
 
 
 def _is_within(path: str, place: str) -> bool:

@@ -264,7 +264,7 @@ def _apply(values: dict[str, Any], override: str, schema: Any = None) -> None:
     if not equals or not all(parts):
         raise ConfigError(f"{override!r}: expected the form name=value or group.name=value.")
     try:
-        value = _at_home(_override_value(text.strip(), _annotation(schema, parts)))
+        value = _override_value(text.strip(), _annotation(schema, parts))
     except ValueError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
@@ -283,12 +283,12 @@ def _override_value(text: str, annotation: Any) -> Any:
     """
     if annotation == dict[str, str]:
         return text
-    value = parse_yaml(text)
+    value = _at_home(parse_yaml(text))
     if isinstance(value, int | float) and not isinstance(value, bool):
         types = _type_name(annotation).split(" or ")
         return text if "str" in types and not {"int", "float"} & {*types} else value
     is_plain = isinstance(value, str) and text[:1] not in ("'", '"', "!", "&", "|", ">")
-    return text if is_plain or text[:1] == "#" else value
+    return _at_home(text) if is_plain or text[:1] == "#" else value
 
 
 def _annotation(schema: Any, parts: Sequence[str]) -> Any:

@@ -13,8 +13,8 @@ from gym_rm.data.rows import filled_fields
 from gym_rm.errors import ConfigError
 
 FIELDS = (
-    *ALL_PROMPT_FIELDS, *REPLY_TEXTS, *REPLY_LISTS, *SOURCE_FIELDS, *OBJECTIVES, *BESIDE, *SIGNED[0], *SIGNED[1],
-    "chosen", "rejected", "margin", "score_chosen", "score_rejected", "labels", "prompt_id", "id", "tools", "user_turns",
+    *ALL_PROMPT_FIELDS, *REPLY_TEXTS, *REPLY_LISTS, *SOURCE_FIELDS, *OBJECTIVES, *BESIDE, *SIGNED[0], *SIGNED[1], "id",
+    "chosen", "rejected", "margin", "score_chosen", "score_rejected", "labels", "prompt_id", "tools", "user_turns",
 )  # fmt: skip
 
 
