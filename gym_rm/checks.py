@@ -75,7 +75,7 @@ def in_order(value: Any) -> list[Any] | None:
     is_table = hasattr(value, "columns") and getattr(value, "ndim", 2) > 1
     if not has_positions or is_table or isinstance(value, str | bytes | bytearray | Mapping | Set):
         return None
-    return list(value.to_pylist() if hasattr(value, "to_pylist") else value)
+    return list(value.to_pylist() if callable(getattr(value, "to_pylist", None)) else value)
 
 
 def load_function(name: str, value: Any) -> Callable[..., Any]:

@@ -160,10 +160,10 @@ def format_of(path: Path) -> tuple[str | None, str]:
 
 def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     path = Path(os.path.expanduser(source))
-    if os.path.isdir(path):
-        raise ConfigError(f"{argument}={source!r} is a folder; name a file in it.")
     stored_as, compression = format_of(path)
-    if _HUB_NAME.fullmatch(source) and not os.path.exists(path) and not stored_as:
+    if os.path.isdir(path) and not any(format_of(each)[0] for each in (*path.glob("*.*"), *path.glob("data/*.*"))):
+        raise ConfigError(f"{argument}={source!r} is a folder without rows in it or in its folder data; name a file.")
+    if os.path.isdir(path) or (_HUB_NAME.fullmatch(source) and not os.path.exists(path) and not stored_as):
         return _dataset_rows(source, argument)
     if not os.path.exists(path):
         if stored_as:

@@ -92,9 +92,12 @@ def test_a_table_with_two_equal_columns_is_refused(load):
             load(table)
 
 
-@pytest.mark.parametrize("folder", [".", "", "/"])
-def test_a_folder_is_no_source(folder):
-    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+@pytest.mark.parametrize("folder", [".", "", "/", "sub"])
+def test_a_folder_without_rows_is_not_searched(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    write(tmp_path / "sub" / "deep" / "rows.jsonl", [{"prompt": "hi"}])
+    with pytest.raises(ConfigError, match="is a folder without rows in it or in its folder data; name a file"):
         load_prompts(folder)
 
 
