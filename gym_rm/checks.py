@@ -151,7 +151,7 @@ def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
         ConfigError: an output is an input, lies in a folder of a model that is read, or is a folder that has an input.
     """
     read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
-    read = [file for path in map(os.path.expanduser, read) for file in _files(path)]
+    read = [file for path in read for file in _files(os.path.expanduser(path))]
     for output in map(os.fspath, outputs):
         for path in read:
             if _is_within(output, path) or _is_within(path, output):

@@ -161,8 +161,8 @@ def format_of(path: Path) -> tuple[str | None, str]:
 def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     path = Path(os.path.expanduser(source))
     stored_as, compression = format_of(path)
-    if os.path.isdir(path) and not any(format_of(each)[0] for each in (*path.glob("*.*"), *path.glob("data/*.*"))):
-        raise ConfigError(f"{argument}={source!r} is a folder without rows in it or in its folder data; name a file.")
+    if os.path.isdir(path) and (Path.cwd().is_relative_to(path.resolve()) or not _has_rows(path)):
+        raise ConfigError(f"{argument}={source!r} is a folder and no data set; name a file in it.")
     if os.path.isdir(path) or (_HUB_NAME.fullmatch(source) and not os.path.exists(path) and not stored_as):
         return _dataset_rows(source, argument)
     if not os.path.exists(path):
@@ -177,6 +177,10 @@ def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
             "compressed as .gz or .zst."
         )
     return _rows_of_file(path, stored_as)
+
+
+def _has_rows(folder: Path) -> bool:
+    return any(format_of(each)[0] for each in (*folder.glob("*.*"), *folder.glob("data/*.*")))
 
 
 def _rows_of_file(path: Path, stored_as: str) -> Iterator[tuple[str, Any]]:

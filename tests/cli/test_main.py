@@ -93,9 +93,11 @@ def test_a_home_that_is_missing_or_odd_is_no_traceback(tmp_path, home):
 
 @pytest.mark.parametrize(
     "arguments",
-    ["score NAME.jsonl", "score in.jsonl -o NAME.jsonl", "data inspect NAME", "evaluate NAME.jsonl", "report NAME"]
-    + ["plan NAME.yaml", "plan -o NAME.json", "train NAME", "train data.train=NAME.jsonl", "serve --key-file NAME"]
-    + ["audit --data NAME.json", "evaluate in.jsonl --scores NAME"],
+    [
+        *("score NAME.jsonl", "score in.jsonl -o NAME.jsonl", "data inspect NAME", "evaluate NAME.jsonl"),
+        *("report NAME", "plan NAME.yaml", "plan -o NAME.json", "train NAME", "serve --key-file NAME"),
+        *("audit --data NAME.json", "evaluate in.jsonl --scores NAME"),
+    ],
 )
 def test_a_name_of_300_bytes_is_a_clear_error(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)

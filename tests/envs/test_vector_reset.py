@@ -98,7 +98,7 @@ def test_a_seed_replaces_the_generator_that_was_set():
 
 @pytest.mark.parametrize("options", [5, [], "", "prompt_indices", [("prompt_indices", [0])], {5: 1}])
 def test_options_that_are_no_mapping_of_options_are_refused(options):
-    with pytest.raises(ConfigError, match="options of reset must be a mapping|unknown reset options"):
+    with pytest.raises(ConfigError, match=r"options of reset must be a mapping|unknown reset options"):
         make(2).reset(options=options)
 
 
