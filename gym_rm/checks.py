@@ -152,7 +152,7 @@ def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
     """
     read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
     read = [file for path in read for file in _files(os.path.expanduser(path))]
-    for output in map(os.fspath, outputs):
+    for output in [os.fspath(each) for each in outputs]:
         for path in read:
             if _is_within(output, path) or _is_within(path, output):
                 raise ConfigError(
