@@ -6,9 +6,10 @@ import ast
 import importlib
 import importlib.resources
 import math
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     return value
 
 
+def in_order(value: Any) -> list[Any] | None:
+    """Return the values of a list, tuple, array, tensor or Series by position, whatever its labels are.
+
+    None for what has no positions: a text, a mapping, a set, an iterator, a table, an array without a dimension.
+    """
+    has_positions = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "ndim", 1) > 0
+    is_table = hasattr(value, "columns") and getattr(value, "ndim", 2) > 1
+    if not has_positions or is_table or isinstance(value, str | bytes | bytearray | Mapping | Set):
+        return None
+    return list(value.to_pylist() if callable(getattr(value, "to_pylist", None)) else value)
+
+
 def load_function(name: str, value: Any) -> Callable[..., Any]:
     """Return a function, given as a function or by its name, see `load_object`."""
     if callable(value):
@@ -90,8 +103,8 @@ def load_object(name: str, value: str) -> Any:
     """
     module, _, attribute = value.partition(":")
     expected = f"{name} must be a function or 'module:function', got {value!r}"
-    path = Path(module).expanduser() if module.endswith(".py") else None
-    if path is not None and not path.is_file():
+    path = Path(os.path.expanduser(module)) if module.endswith(".py") else None
+    if path is not None and not os.path.isfile(path):
         raise ConfigError(f"{expected}: there is no file {str(path.absolute())!r}.")
     if not attribute:
         raise ConfigError(f"{expected}.{offer_functions(module if path else f'{module}.py')}")
@@ -127,10 +140,53 @@ def model_source(name: str, value: str) -> str:
     return str(importlib.resources.files("gym_rm") / "assets" / model)
 
 
+def keep_inputs(inputs: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Check that nothing which is read is overwritten: no file, under any of its names, and no folder of a model.
+
+    Args:
+        inputs: what is read: values in which every text may be a path, such as settings of a reward model.
+        outputs: files that are written, also working files, and folders that are replaced.
+
+    Raises:
+        ConfigError: an output is an input, lies in a folder of a model that is read, or is a folder that has an input.
+    """
+    read = [path for each in _texts(inputs) for path in (each, each.rpartition(":")[0], each.partition("#")[0])]
+    read = [file for path in read for file in _files(os.path.expanduser(path))]
+    for output in [os.fspath(each) for each in outputs]:
+        for path in read:
+            if _is_within(output, path) or _is_within(path, output):
+                raise ConfigError(
+                    f"output must not be the input {path!r}, which {output!r} would replace; choose another one."
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str | os.PathLike):
+        yield os.fspath(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _files(path: str) -> list[str]:
+    """Return a file, or the folder of a model and its files; nothing for another path."""
+    if not os.path.isdir(path):
+        return [path] if os.path.isfile(path) else []
+    names = os.listdir(path)
+    is_model = any(name.endswith("config.json") for name in names)
+    return [path, *(os.path.join(path, name) for name in names)] if is_model else []
+
+
+def _is_within(path: str, place: str) -> bool:
+    """Return whether a path is this file or folder, also by a link or in other letters, or lies in it."""
+    above = (path, *map(str, Path(os.path.realpath(path)).parents))
+    return os.path.exists(place) and any(os.path.exists(each) and os.path.samefile(each, place) for each in above)
+
+
 def offer_functions(file: str) -> str:
     """Return how to write a function of a Python file, which is not imported; empty if it has none."""
     try:
-        body = ast.parse(Path(file).expanduser().read_bytes()).body
+        body = ast.parse(Path(os.path.expanduser(file)).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return ""
     names = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -79,8 +79,8 @@ def load_config(
     """Fill a schema from its defaults, then a YAML file or a mapping, then `a.b=value` overrides.
 
     Mappings are merged key by key; other values are replaced. The value of an override is YAML (`null`, `true`, `3e-4`,
-    `[1, 2]`). A list entry is addressed by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are
-    texts, `3e-4` is a number.
+    `[1, 2]`); a text needs no quotes, also with ` #`, and names of columns are always texts. A list entry is addressed
+    by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are texts, `3e-4` is a number.
 
     Raises:
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
@@ -90,7 +90,7 @@ def load_config(
     problems = []
     for override in overrides:
         try:
-            _apply(values, override)
+            _apply(values, override, schema)
         except ConfigError as error:
             problems.append(str(error))
     config, invalid = _validate(schema, values)
@@ -114,8 +114,8 @@ def settings_file(name: str | Path, group: str) -> Path:
     Raises:
         ConfigError: there is no such file; the message lists the package's.
     """
-    path = Path(name).expanduser()
-    if path.exists() and not path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if os.path.exists(path) and not os.path.isdir(path):
         return path
     shipped = {file.stem: file for file in sorted((shipped_folder("configs") / group).glob("*.yaml"))}
     if str(name) in shipped:
@@ -258,13 +258,13 @@ def _merge(base: Any, change: Any) -> Any:
     return {**base, **{key: _merge(base.get(key), value) for key, value in change.items()}}
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, Any], override: str, schema: Any = None) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"{override!r}: expected the form name=value or group.name=value.")
     try:
-        value = _at_home(parse_yaml(text))
+        value = _override_value(text.strip(), _annotation(schema, parts))
     except ValueError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
@@ -274,6 +274,31 @@ def _apply(values: dict[str, Any], override: str) -> None:
         node[_index(node, parts[-1], override)] = value
     else:
         node[parts[-1]] = value
+
+
+def _override_value(text: str, annotation: Any) -> Any:
+    """Return the value of an override: YAML, of which a text is kept whole unless it is quoted.
+
+    To YAML, ` #` begins a comment and `1e3` is a number, also in the name of a file or a column.
+    """
+    if annotation == dict[str, str]:
+        return text
+    value = _at_home(parse_yaml(text))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        types = _type_name(annotation).split(" or ")
+        return text if "str" in types and not {"int", "float"} & {*types} else value
+    is_plain = isinstance(value, str) and text[:1] not in ("'", '"', "!", "&", "|", ">")
+    return _at_home(text) if is_plain or text[:1] == "#" else value
+
+
+def _annotation(schema: Any, parts: Sequence[str]) -> Any:
+    """Return the annotation of the setting at a place, or of the mapping or list that it is in."""
+    annotation = Any
+    for part in parts:
+        if schema is not None and part in schema.model_fields:
+            annotation = schema.model_fields[part].annotation
+            schema = _model_in(annotation)
+    return annotation
 
 
 def _at_home(value: Any) -> Any:

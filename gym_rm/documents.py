@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def read_mapping(file: str | Path, what: str) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is not valid, or holds something else.
     """
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     try:
         text = path.read_text(encoding="utf-8")
         values = parse_json(text) if path.suffix == ".json" else parse_yaml(text)

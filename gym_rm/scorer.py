@@ -334,8 +334,8 @@ def check_rows(conversations: Sequence[Conversation], prompts: Prompts) -> None:
     """Raise ConfigError if the arguments of a `score` call are not lists, or not of the same length."""
     if not _is_list(conversations):
         raise ConfigError(f"{CONVERSATIONS}; got {describe(conversations)}.")
-    if prompts is not None and (not hasattr(prompts, "__len__") or len(prompts) != len(conversations)):
-        got = f"{len(prompts)} entries" if hasattr(prompts, "__len__") else f"{prompts!r:.80}"
+    if prompts is not None and (not _is_list(prompts) or len(prompts) != len(conversations)):
+        got = f"{len(prompts)} entries" if _is_list(prompts) else describe(prompts)
         raise ConfigError(f"prompts must have one entry per conversation, got {got} for {len(conversations)}.")
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.checks import describe
+from gym_rm.checks import describe, in_order
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.plain_values import read_scores, to_plain
 from gym_rm.types import Provenance, Workload
@@ -104,9 +104,9 @@ class Scores:
             for name, dtype in _DTYPES.items()
             if name != "step_ends" and (getattr(self, name) is not None or name != "terminations")
         }
-        if not isinstance(self.errors, Sequence) or isinstance(self.errors, str):
+        if (errors := in_order(self.errors)) is None:
             raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
-        converted["errors"] = tuple(self.errors)
+        converted["errors"] = tuple(errors)
         converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
         for group, dtype in (("components", np.float64), ("info_masks", np.bool_)):
             named = getattr(self, group).items()
@@ -147,7 +147,7 @@ class Scores:
         values = _array("rewards", rewards, np.float64).reshape(-1).copy()
         columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
         columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
-        columns["errors"] = (None,) * len(values) if errors is None else tuple(errors)
+        columns["errors"] = (None,) * len(values) if errors is None else errors
         columns["terminations"] = None if terminations is None else np.array(terminations, dtype=np.bool_)
         return cls(values, provenance=provenance, **columns).mark_failures()
 
@@ -431,7 +431,8 @@ def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
 def _info_array(values: Any) -> NDArray[Any]:
     """Convert to an array of float64, int64, bool or objects, the dtypes that Gymnasium's vector infos use."""
     if not isinstance(values, np.ndarray):
-        listed = list(values)
+        if (listed := in_order(values)) is None:
+            raise ConfigError(f"infos of Scores must be lists or arrays, got {describe(values)}.")
         if all(isinstance(each, bool | int | float | np.number | np.bool_) for each in listed):
             values = np.array(listed)
         else:

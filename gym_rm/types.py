@@ -73,7 +73,7 @@ Prompts: TypeAlias = "Sequence[Prompt | None] | None"
 
 def tools_of(prompts: Prompts, size: int) -> list[tuple[Mapping[str, Any], ...]]:
     """Return the tools of each of N prompts."""
-    return [() if prompt is None else prompt.tools for prompt in prompts or [None] * size]
+    return [() if prompt is None else prompt.tools for prompt in ([None] * size if prompts is None else prompts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
 """Objects by name: where they are looked for, and what the errors offer."""
 
+import collections
 import multiprocessing
 import sys
 
+import numpy as np
 import pytest
+import torch
 
-from gym_rm.checks import load_object
+from gym_rm.checks import in_order, load_object
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import load_scorer
 
+datasets, pandas, pyarrow = map(pytest.importorskip, ("datasets", "pandas", "pyarrow"))
 SOURCE = "def brevity(conversation):\n    return -len(conversation[-1]['content'])\n\ndef politeness(row): ...\n"
 
 
@@ -66,3 +70,50 @@ def test_errors_say_where_it_was_looked_for_and_offer_what_was_meant(value, mess
 def test_a_python_file_in_place_of_a_model_offers_its_functions(folder):
     with pytest.raises(ConfigError, match=r"expected the folder that contains config.json. .* own_rewards.py:brevity"):
         load_scorer({"path": "own_rewards.py"})
+
+
+TEXTS = ["a", "bb", "ccc"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        tuple(TEXTS),
+        collections.deque(TEXTS),
+        np.array(TEXTS),
+        np.array(TEXTS, dtype=object),
+        pandas.Series(TEXTS, index=[2, 1, 0]),
+        pandas.Series(TEXTS, index=["columns", "ndim", "to_pylist"]),
+        pandas.Index(TEXTS),
+        pandas.Categorical(TEXTS),
+        pyarrow.array(TEXTS),
+        datasets.Dataset.from_dict({"t": TEXTS})["t"],
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_sequence_is_read_by_position(given):
+    assert in_order(given) == TEXTS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        5,
+        "abc",
+        b"abc",
+        {0: "a"},
+        {0: "a"}.keys(),
+        {0: "a"}.values(),
+        {"a"},
+        frozenset("a"),
+        iter(TEXTS),
+        np.array("a"),
+        torch.tensor(1),
+        pandas.DataFrame({"a": TEXTS}),
+        pyarrow.table({"a": TEXTS}),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_has_no_positions_is_not_in_order(given):
+    assert in_order(given) is None

@@ -19,7 +19,7 @@ from gym_rm.checks import one_of
 from gym_rm.data.messages import join_reply, prompt_messages
 from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
-from gym_rm.data.rows import Source
+from gym_rm.data.rows import Source, without_filled
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.envs.infos import Infos
@@ -98,7 +98,7 @@ class RewardModelReward:
         conversations, rows = [], []
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             conversations.append(join_reply(prompt, completion))
-            row_columns = {name: values[row] for name, values in columns.items()}
+            row_columns = without_filled({name: values[row] for name, values in columns.items()})
             rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, None))
         return try_score(self.scorer, conversations, rows)
 

@@ -18,6 +18,7 @@ from typing import Any
 from gym_rm.data.messages import join_reply
 from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.data.rows import without_filled
 from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Prompt
@@ -139,7 +140,7 @@ def _row(
 
 
 def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any) -> Prompt:
-    columns = {**columns, "ground_truth": ground_truth}
+    columns = {**without_filled(columns), "ground_truth": ground_truth}
     return prompt_of_columns(conversation[:-1], columns, columns.get("index"), answer_column="ground_truth")
 
 

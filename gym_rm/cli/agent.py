@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_rm.cli.console import exit_codes, fail
+from gym_rm.cli.console import fail
 from gym_rm.config import shipped_folder
 from gym_rm.errors import ConfigError, nearest
 
@@ -60,5 +60,4 @@ def run_agent(name: str, arguments: list[str]) -> None:
     file = shipped_folder("agents") / f"{name}.py"
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.parent))
-    with exit_codes():
-        runpy.run_path(str(file), run_name="__main__")
+    runpy.run_path(str(file), run_name="__main__")

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gym_rm.cli.console import exit_codes, fail, report_console, stderr
+from gym_rm.checks import keep_inputs
+from gym_rm.cli.console import fail, report_console, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import JUDGE_CALLS, Audit, run_audit
@@ -59,23 +60,23 @@ def audit(
         scoring = ScorerArguments.parse(reward_model, option, threads=threads)
         if output is not None and output.suffix != ".json":
             raise ConfigError(f"-o must end in .json, got {str(output)!r}.")
+        keep_inputs([data, scoring.model, scoring.options], [] if output is None else [output])
     except ValueError as error:
         fail(error, code=2)
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=stderr, transient=True
     )
     task = bar.add_task("load", total=None)
-    with exit_codes():
-        audit_rows = load_audit_rows(data, limit=rows, seed=seed)
-        scorer = scoring.load(warn_if_embedded=False)
-        with bar:
-            found = run_audit(
-                scorer,
-                audit_rows,
-                max_calls=max_calls,
-                report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
-            )
-        _write(found, output, as_json=as_json)
+    audit_rows = load_audit_rows(data, limit=rows, seed=seed)
+    scorer = scoring.load(warn_if_embedded=False)
+    with bar:
+        found = run_audit(
+            scorer,
+            audit_rows,
+            max_calls=max_calls,
+            report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
+        )
+    _write(found, output, as_json=as_json)
     if found.level > max_level:
         raise typer.Exit(3)
 

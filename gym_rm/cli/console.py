@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,9 +28,15 @@ def fail(error: Exception, code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def exit_codes(advice: str = "interrupted.") -> Iterator[None]:
-    """End a command with 1 after an error of its data or scorer, and with 130 and this advice after an interrupt."""
+    """End a command with 1 after an error of its data or scorer, and with 130 and this advice after an interrupt.
+
+    If nobody reads its output any more (`| head -1`), it ends without a message.
+    """
     try:
         yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it exits
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         stderr.print(advice)
         raise typer.Exit(130) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gym_rm.cli.console import exit_codes, fail, quiet_loading
+from gym_rm.cli.console import fail, quiet_loading
 from gym_rm.cli.scorer_arguments import Columns
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError
@@ -67,23 +67,27 @@ def inspect(
 
     Exit codes: 0 done; 1 the file cannot be read, or no row can be used; 2 invalid arguments.
     """
-    from gym_rm.data.comparisons import load_comparisons  # imported here because the imports are slow
+    from gym_rm.data.columns import parse_columns  # imported here because the imports are slow
+    from gym_rm.data.comparisons import load_comparisons
     from gym_rm.data.inspection import inspect_comparisons
     from gym_rm.reports.data_tables import inspection_report
 
     if reward_model is not None and tokenizer is not None:
         fail(ConfigError("--reward-model and --tokenizer exclude each other: a reward model has a tokenizer."), code=2)
-    with exit_codes():
-        reader = _text_reader(reward_model, tokenizer, max_length, option or [])
-        found = inspect_comparisons(
-            load_comparisons(
-                "/dev/stdin" if source == "-" else source,
-                name=source.rstrip("/").rsplit("/", 1)[-1],
-                on_error="drop",
-                columns=override_values(column or []),
-            ),
-            reader=reader,
-        )
+    try:
+        renamed = parse_columns(column or [])
+    except ConfigError as error:
+        fail(error, code=2)
+    reader = _text_reader(reward_model, tokenizer, max_length, option or [])
+    found = inspect_comparisons(
+        load_comparisons(
+            "/dev/stdin" if source == "-" else source,
+            name=source.rstrip("/").rsplit("/", 1)[-1],
+            on_error="drop",
+            columns=renamed,
+        ),
+        reader=reader,
+    )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:

@@ -18,9 +18,10 @@ from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 import gym_rm
+from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import exit_codes, fail, stderr
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads, without_key
-from gym_rm.config import override_values
+from gym_rm.data.columns import parse_columns
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
 from gym_rm.data.rows import sampled
 from gym_rm.errors import ConfigError
@@ -43,6 +44,7 @@ from gym_rm.reports.transcripts import visible
 from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.types import Comparison
 
+REPORTS, STORES = ("report.json", "report.html"), ("scores.jsonl", "against.jsonl")  # files of an output folder
 Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench"]
 
 
@@ -109,7 +111,7 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
-        renamed = override_values(column or [])
+        renamed = parse_columns(column or [])
         if benchmark is not None and column:
             raise ConfigError(f"--column has no effect with --benchmark {benchmark}; leave it out.")
         if benchmark is not None and best_of_n is not None:
@@ -118,6 +120,11 @@ def evaluate(
             raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
         if output is not None and output.suffix.lower() in (".html", ".json"):
             raise ConfigError(f"-o is a folder for all files, got {str(output)!r}.")
+        if output is not None:
+            stores = [] if scores is not None else [STORES[0]]
+            stores += [] if against is None else [STORES[1]]
+            read = [sources, scores, *((each.model, each.options) for each in arguments)]
+            keep_inputs(read, [output / name for name in (*REPORTS, *stores)])
     except ValueError as error:
         fail(error, code=2)
     names = [spec_name(each.model) for each in (arguments if against is not None else arguments[:1])]
@@ -131,7 +138,7 @@ def evaluate(
             batch_size=batch_size,
             report=_reporter(bar, name),
         )
-        for name, given, file in zip(short_names(names), arguments, ("scores.jsonl", "against.jsonl"), strict=False)
+        for name, given, file in zip(short_names(names), arguments, STORES, strict=False)
     ]
     settings = {
         "files": sources,
@@ -339,7 +346,7 @@ def spec_name(spec: Any) -> str:
 def write_results(folder: Path, results: Results) -> list[Path]:
     """Write the values and the page into a folder; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    values = folder / "report.json"
+    values, page = (folder / name for name in REPORTS)
     values.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
     tables = benchmark_tables(results.benchmarks)
-    return [values, write_evaluation_page(results.sets, folder / "report.html", tables=tables)]
+    return [values, write_evaluation_page(results.sets, page, tables=tables)]

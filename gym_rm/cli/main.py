@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import gym_rm
 from gym_rm.cli.agent import PASSED_ON, agent, demo, grpo
 from gym_rm.cli.audit import audit
-from gym_rm.cli.console import WIDTH, PrintedWarnings, command_with_settings
+from gym_rm.cli.console import WIDTH, PrintedWarnings, command_with_settings, exit_codes
 from gym_rm.cli.data import data
 from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
@@ -31,9 +31,14 @@ HOME = re.compile(r"^((?:-\w|--[\w-]+=)?)~(?=/)")
 class _Commands(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
         """Read the arguments; `~/` at the start of any of them is the home folder."""
-        return super().make_context(
-            info_name, [HOME.sub(rf"\1{Path.home()}", each) for each in args], *others, **options
-        )
+        at_home = [HOME.sub(lambda found: found[1] + os.path.expanduser("~"), each) for each in args]
+        with exit_codes():
+            return super().make_context(info_name, at_home, *others, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error of files that it does not expect ends it as well, without a traceback."""
+        with exit_codes():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands, with the whole first sentence of each."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import exit_codes, fail, report_console, stderr
 from gym_rm.cli.plan_requests import (
     divide_arguments,
@@ -22,6 +23,7 @@ from gym_rm.cli.plan_requests import (
     read_request,
 )
 from gym_rm.config import Config, Setting, settings_of
+from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.planning import request_settings as schemas
 from gym_rm.planning.plan import Plan
@@ -121,7 +123,7 @@ def plan(
                 _print_hardware(console, calibrate=calibrate)
                 if not arguments:
                     return
-            _check_outputs(written, files)
+            _check_outputs(written, files, overrides)
             if len(files) > 1 or what_if:
                 _several(console, files, overrides, what_if or [], written, as_json=as_json)
             else:
@@ -148,13 +150,13 @@ def plan(
             stderr.print(f"wrote {path}", markup=False)
 
 
-def _check_outputs(paths: Sequence[Path], files: Sequence[Path]) -> None:
+def _check_outputs(paths: Sequence[Path], files: Sequence[Path], overrides: Sequence[str]) -> None:
     """Check the outputs before the plan is made."""
     for path in paths:
         if path.suffix not in (*PICTURES, *FILES):
             raise ConfigError(f"-o must end in {', '.join((*FILES, *PICTURES))}, got {str(path)!r}.")
-        if any(path.resolve() == file.resolve() for file in files):
-            raise ConfigError(f"-o {path} would replace the request; choose another name.")
+    requests = [read_mapping(file, "a request") for file in files] if paths else []
+    keep_inputs([files, requests, [override.partition("=")[2] for override in overrides]], paths)
     if paths and len(files) > 1:
         raise ConfigError("-o writes one plan, got several requests; plan each by itself to write it.")
 

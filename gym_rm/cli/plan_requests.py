@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def divide_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """
     files, overrides = [], []
     for each in arguments:
-        if "=" in each and not Path(each).is_file():
+        if "=" in each and not os.path.isfile(each):
             overrides.append(each)
         else:
             files.append(settings_file(each, "plan"))

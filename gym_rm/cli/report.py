@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gym_rm.cli.console import exit_codes, fail, stderr
+from gym_rm.checks import keep_inputs
+from gym_rm.cli.console import fail, stderr
 from gym_rm.errors import ConfigError
 
 
@@ -35,6 +36,6 @@ def report(
     path = output or run / "report.html"
     if path.suffix != ".html":
         fail(ConfigError(f"-o must end in .html, got {str(path)!r}."), 2)
-    with exit_codes():
-        page = write_run_page(read_run(run), path)
+    keep_inputs([each for each in run.glob("*") if each.suffix != ".html"], [path])
+    page = write_run_page(read_run(run), path)
     stderr.print(f"wrote {page}", markup=False)

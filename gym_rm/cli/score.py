@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,7 @@ from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.score_file import FileScoring, ScoringProgress
 from gym_rm.cli.score_output import check_output
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
-from gym_rm.config import override_values
+from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError, GymRMError
 
 
@@ -75,9 +74,11 @@ def score(
     """
     try:
         scorer = ScorerArguments.parse(reward_model, option, threads=threads)
-        renamed = override_values(column or [])
+        renamed = parse_columns(column or [])
         path = None if source == "-" else Path(source)
         written = None if output == "-" else Path(output)
+        if (path is None and sys.stdin is None) or (written is None and sys.stdout is None):
+            raise ConfigError("standard input or output is closed; name a file for INPUT, and for -o.")
         if written is not None:
             check_output(written)
     except ValueError as error:
@@ -117,10 +118,8 @@ def score(
     except GymRMError as error:
         fail(error, code=1)
     except OSError as error:  # for example a full disk or a closed pipe
-        # Avoids a second error when Python flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            raise typer.Exit(1) from None
+            raise
         file = repr(error.filename) if error.filename else f"{source!r} or {output!r}"
         fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
     if not last.lines:

@@ -18,7 +18,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names
+from gym_rm.checks import keep_inputs
+from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names, working_files
 from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
@@ -139,14 +140,14 @@ class FileScoring:
             if isinstance(output, FileOutput):
                 if scored_before and not output.model_is_known:  # nothing was left to score
                     output.require_model(self._score(load, scored_before))
-                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()))
+                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()), progress.lines)
         return progress
 
     def _open_output(self, stack: ExitStack) -> StreamOutput | FileOutput:
+        written = ["/dev/stdout"] if self.output is None else working_files(self.output)
+        keep_inputs([self.source or "/dev/stdin", self.settings], written)
         if self.output is None:
             return StreamOutput(sys.stdout.buffer)
-        if self.source and self.output.exists() and self.output.samefile(self.source):
-            raise ConfigError(f"output must not be the input {str(self.output)!r}; choose another file.")
         output = FileOutput(self.output, self.source, self.key, self.settings, overwrite=self.overwrite)
         stack.callback(output.store.close)
         return output

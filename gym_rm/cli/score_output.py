@@ -69,10 +69,10 @@ class FileOutput:
     def __init__(
         self, path: Path, source: Path | None, key: str, settings: Mapping[str, Any], *, overwrite: bool
     ) -> None:
-        self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
+        self._path, scores, self._new_path = working_files(path)
         self._source, self._key = source, key
         self._settings = to_plain({"input": source.name if source else "-", **settings})
-        self.store = ScoreStore(self._path.with_name(f"{self._path.name}.scores"))
+        self.store = ScoreStore(scores)
         self._new = overwrite or self.store.header is None
         self.model_is_known = False
         if self._new and not overwrite and path.exists() and path.stat().st_size > 0:
@@ -118,28 +118,36 @@ class FileOutput:
             self._require_equal("a different model", theirs, ours)
         self.model_is_known = True
 
-    def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]]) -> None:
-        """Write the file in the format of its name, beside its place, and move it there."""
+    def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]], size: int) -> None:
+        """Write the file of `size` lines in the format of its name, beside its place, and move it there."""
         if self._new:
             self.store.start({"settings": self._settings, "provenance": None})
-        new = self._path.with_name(f"{self._path.name}.new")
 
         def scored() -> Iterator[bytes]:
-            return (with_fields(self.store.entries[digest]) for digest, with_fields in lines())
+            changed = ConfigError("the input changed while it was read; repeat the command when nothing writes to it.")
+            written = 0
+            for digest, with_fields in lines():
+                if digest not in self.store.entries:
+                    raise changed
+                written += 1
+                yield with_fields(self.store.entries[digest])
+            if written != size:
+                raise changed
 
         try:
-            with new.open("wb") as file:
+            with self._new_path.open("wb") as file:
                 self._write_rows(scored, file)
+            if not filecmp.cmp(self._new_path, self._path, shallow=False):
+                self._new_path.replace(self._path)
+        except ConfigError:
+            raise
         except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # those of pyarrow are among them
-            new.unlink(missing_ok=True)
             raise ConfigError(
                 f"the scores cannot be written to {str(self._path)!r}: {error}. They are in {str(self.store.path)!r}; "
                 "choose an output that ends in .jsonl."
             ) from error
-        if filecmp.cmp(new, self._path, shallow=False):
-            new.unlink()
-        else:
-            new.replace(self._path)
+        finally:
+            self._new_path.unlink(missing_ok=True)
 
     def _write_rows(self, lines: Lines, file: IO[bytes]) -> None:
         stored_as, names = format_of(self._path)[0], added_names(self._key)
@@ -201,9 +209,15 @@ def _columns(rows: Iterable[Mapping[str, Any]], source: Path | None, added: Sequ
     return sorted(names, key=added.__contains__)
 
 
+def working_files(path: Path) -> tuple[Path, Path, Path]:
+    """Return the file behind an output, which may be a link, its scores, and what it is while it is written."""
+    path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
+    return path, path.with_name(f"{path.name}.scores"), path.with_name(f"{path.name}.new")
+
+
 def check_output(path: Path) -> None:
     """Raise ConfigError for an output in another format, or one that is no file, before anything is scored."""
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(f"output must be a file, or - for standard output, got {str(path)!r}.")
     stored_as, compression = format_of(path)
     if compression or stored_as not in ("jsonl", "csv", "parquet"):

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gym_rm.cli.console import exit_codes, fail, quiet_loading, stderr, warn
+from gym_rm.cli.console import fail, quiet_loading, stderr, warn
 from gym_rm.config import Setting, load_config, settings_file, settings_of
 from gym_rm.errors import ConfigError
 
@@ -72,18 +72,17 @@ def train(
     quiet_loading()
     from gym_rm.training.trainer import Finished, Trainer  # imported here because importing torch is slow
 
-    with exit_codes():
-        trainer = Trainer(settings)
-        main = trainer.accelerator.is_main_process
-        if settings.model.path is None and main:
-            warn(
-                "training goes on from the small reward model that is part of the package, because model.path is "
-                "missing; pass a folder or hub id, with model.new_head=true if the model has no head."
-            )
-        if trainer.step and main:
-            stderr.print(f"resuming after step {trainer.step} of {len(trainer.steps)}")
-        with _progress(trainer.step, len(trainer.steps), shown=main) as report:
-            finished: Finished = trainer.run(report)
+    trainer = Trainer(settings)
+    main = trainer.accelerator.is_main_process
+    if settings.model.path is None and main:
+        warn(
+            "training goes on from the small reward model that is part of the package, because model.path is "
+            "missing; pass a folder or hub id, with model.new_head=true if the model has no head."
+        )
+    if trainer.step and main:
+        stderr.print(f"resuming after step {trainer.step} of {len(trainer.steps)}")
+    with _progress(trainer.step, len(trainer.steps), shown=main) as report:
+        finished: Finished = trainer.run(report)
     if main:
         _print_result(finished)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gym_rm.checks import one_of
-from gym_rm.data.columns import with_columns
+from gym_rm.data.columns import check_fields, with_columns
 from gym_rm.data.findings import grouped
 from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.messages import check_encodable
@@ -98,6 +98,7 @@ def load_comparisons(
         ((0.0, 1.0), 2.0)
     """
     one_of("on_error", on_error, ("raise", "drop"))
+    check_fields(columns or {})
     comparisons: list[Comparison] = []
     dropped: list[DroppedRow] = []
     shapes: Counter[str] = Counter()

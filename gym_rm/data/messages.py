@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from gym_rm.data.rows import show
+from gym_rm.data.rows import show, without_filled
 from gym_rm.engine.text.messages import plain_message
 from gym_rm.engine.text.tool_calls import decode_arguments
 from gym_rm.errors import ConfigError
@@ -83,7 +83,7 @@ def check_encodable(text: str, where: str, field: str) -> None:
 def _messages(value: Any, where: str) -> list[Message]:
     """Return messages from a list, a tuple or an array of dicts, with text parts joined."""
     try:
-        messages = [{"content": None, **plain_message(message)} for message in value]
+        messages = [{"content": None, **plain_message(without_filled(message))} for message in value]
     except (TypeError, AttributeError):
         messages = []
     if not messages:

@@ -50,6 +50,9 @@ def load_prompts(
     - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
     - All other fields go to `metadata`.
 
+    Column formats (Parquet, `datasets`, DataFrames) give nested mappings the keys of other rows with None. None of a
+    nested key is dropped there and kept in JSON lines; columns also have one order of keys for all rows.
+
     If the messages end with an assistant turn, this turn is the reference reply. It goes to
     `metadata["reference_reply"]`, and the policy answers the messages before it.
 

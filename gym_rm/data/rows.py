@@ -87,14 +87,39 @@ def rows_or_errors(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
             f"{argument} must have an order, but a {type(source).__name__} has none: its rows would come in another "
             "order in every process. Pass a list."
         )
-    if type(source).__name__ == "DataFrame":  # iterating over a DataFrame yields its column names
-        table = cast(Any, source)
-        records = cast("list[Any]", table.to_dicts() if hasattr(table, "to_dicts") else table.to_dict("records"))
-        source = [present(record) for record in records]  # an empty cell of a table is NaN
+    source = _records(source, argument)
     scalar = getattr(source, "ndim", 1) == 0  # an array without rows
-    if isinstance(source, Mapping) or not isinstance(source, Iterable) or scalar:
+    if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable) or scalar:
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
+
+
+def _records(source: Any, argument: str) -> Any:
+    """Return the rows of a table or a column of pandas, polars, pyarrow or datasets; another source as it is."""
+    library = type(source).__module__.partition(".")[0]
+    if library not in ("pandas", "polars", "pyarrow", "datasets") or isinstance(source, Mapping):
+        return source
+    names = getattr(source, "columns" if library in ("pandas", "polars") else "column_names", None)
+    _refuse_twice(list(() if names is None else names), argument)
+    if hasattr(source, "to_pylist"):
+        source = source.to_pylist()
+    elif names is not None and library != "datasets":  # an empty cell of pandas is NaN
+        source = source.to_dicts() if library == "polars" else map(present, source.to_dict("records"))
+    return map(without_filled, source) if isinstance(source, Iterable) else source
+
+
+def without_filled(row: Any) -> Any:
+    """Return a row of a column format without the None that its nested mappings have.
+
+    Column formats give every mapping the keys of those in other rows; which of them the row had cannot be told.
+    """
+    return {name: _without_none(each) for name, each in row.items()} if isinstance(row, Mapping) else _without_none(row)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def parse_line(line: bytes, where: str) -> Any:
@@ -134,15 +159,17 @@ def format_of(path: Path) -> tuple[str | None, str]:
 
 
 def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
-    path = Path(source).expanduser()
-    if path.is_dir() or (_HUB_NAME.fullmatch(source) and not path.exists() and not format_of(path)[0]):
-        return _dataset_rows(source, argument)
+    path = Path(os.path.expanduser(source))
     stored_as, compression = format_of(path)
-    if not path.exists():
+    if os.path.isdir(path) and (Path.cwd().is_relative_to(path.resolve()) or not _has_rows(path)):
+        raise ConfigError(f"{argument}={source!r} is a folder and no data set; name a file in it.")
+    if os.path.isdir(path) or (_HUB_NAME.fullmatch(source) and not os.path.exists(path) and not stored_as):
+        return _dataset_rows(source, argument)
+    if not os.path.exists(path):
         if stored_as:
             raise ConfigError(f"{argument}: the file {source!r} does not exist.")
         raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
-    if stored_as is None and not path.is_file():
+    if stored_as is None and not os.path.isfile(path):
         stored_as = "jsonl"  # a pipe has no suffix
     if stored_as is None or (stored_as == "parquet" and compression):
         raise ConfigError(
@@ -150,6 +177,10 @@ def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
             "compressed as .gz or .zst."
         )
     return _rows_of_file(path, stored_as)
+
+
+def _has_rows(folder: Path) -> bool:
+    return any(format_of(each)[0] for each in (*folder.glob("*.*"), *folder.glob("data/*.*")))
 
 
 def _rows_of_file(path: Path, stored_as: str) -> Iterator[tuple[str, Any]]:
@@ -269,7 +300,7 @@ def _refuse_twice(columns: Sequence[str], owner: str) -> None:
 
 def columns_of(path: Path | None) -> Sequence[str]:
     """Return the columns of a CSV or Parquet file, also without rows; none for another file, and for a pipe."""
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):
         return ()
     match format_of(path)[0]:
         case "csv":
@@ -303,7 +334,7 @@ def _parquet_rows(file: IO[bytes], name: str, without_binary: bool) -> Iterator[
         batches = stored.iter_batches(batch_size=1024)
         for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
             where = f"{name} row {index}"
-            yield where, _or_error(_plain_cell, row, where, without_binary)
+            yield where, without_filled(_or_error(_plain_cell, row, where, without_binary))
     except ConfigError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -349,7 +380,7 @@ def _dataset_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
         dataset = datasets.load_dataset(name, split=split or "train")
     except Exception as error:  # the hub, the network and the builders raise many types
         raise ConfigError(f"{argument}: the data set {source!r} cannot be loaded: {error}") from error
-    return ((f"{source} row {index}", row) for index, row in enumerate(dataset))
+    return ((f"{source} row {index}", without_filled(row)) for index, row in enumerate(dataset))
 
 
 def _import(module: str, purpose: str) -> Any:

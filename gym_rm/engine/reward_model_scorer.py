@@ -105,6 +105,8 @@ class RewardModelScorer:
             raise ConfigError(
                 f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; {advice}."
             )
+        if not getattr(model.config, "return_dict", True):
+            raise ConfigError("model.config.return_dict is False, and its layers return tuples; set it to True.")
         tokenizer = check_tokenizer(tokenizer)
         name = name or model.name_or_path or type(model).__name__
         facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)

@@ -141,7 +141,7 @@ class Scheduler:
             smaller = budget // 2
             self.budget = max(1, smaller)
         short = [m for m in rows if len(sequences[m].input_ids) <= smaller]
-        alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
+        alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if len(sequences[m].input_ids) > smaller]
         return [*alone, Attempt(short, smaller)] if short else alone
 
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:

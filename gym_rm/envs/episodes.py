@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
+from gym_rm.checks import in_order
 from gym_rm.data.tools import UNREADABLE
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
@@ -46,7 +47,7 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list
     try:
         if isinstance(seed, int | np.integer):
             return [int(seed) + row for row in range(num_envs)]
-        seeds = [None if each is None else operator.index(each) for each in seed]
+        seeds = [None if each is None else operator.index(each) for each in in_order(seed)]  # type: ignore[union-attr]
     except TypeError as error:
         raise ConfigError(
             f"seed must be an integer, None, or a list of integers and None; got {seed!r:.80}."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gym_rm.checks import load_function
+from gym_rm.checks import in_order, load_function
 from gym_rm.envs.episodes import Episode, num_user_turns
 from gym_rm.envs.spaces import ConversationSpace, plain_text
 from gym_rm.errors import ConfigError
@@ -163,13 +163,14 @@ class UserSimulator:
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
     ) -> Sequence[Any]:
         answer: Any = self._respond(conversations, prompts, scores)
-        if isinstance(answer, str) or not isinstance(answer, Sequence) or len(answer) != len(conversations):
-            length = f" of length {len(answer)}" if isinstance(answer, Sequence) else ""
+        turns = in_order(answer)
+        if turns is None or len(turns) != len(conversations):
+            length = "" if turns is None else f" of length {len(turns)}"
             raise ConfigError(
                 "respond must return a list with the user's next turn, or None to end the episode, for each of the "
                 f"{len(conversations)} conversations; got {type(answer).__name__}{length}: {answer!r:.80}."
             )
-        return answer
+        return turns
 
     def close(self) -> None:
         """Release the chat model of a user that was given as a dict."""

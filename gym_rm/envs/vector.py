@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import integer
+from gym_rm.checks import describe, in_order, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
@@ -213,7 +213,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     ) -> tuple[EnvState, tuple[Observations, Infos]]:
         """Return the state after `reset`, and its result; see `commit`."""
         self._require_open()
-        options = options or {}
+        options = {} if options is None else options
         rows = self._rows_to_reset(options)
         indices = self._prompt_indices(options)
         old = self.state
@@ -295,7 +295,9 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Mask:
         known = ("reset_mask", "prompt_indices")
-        unknown = sorted(set(options) - set(known))
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"options of reset must be a mapping with {known}, got {describe(options)}.")
+        unknown = [str(name) for name in options if name not in known]
         if unknown:
             raise ConfigError(f"unknown reset options {unknown}; expected {known}.{nearest(unknown[0], known)}")
         if "reset_mask" not in options:
@@ -336,29 +338,27 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 raise ConfigError(f"prompt {prompt.prompt_id!r} has an invalid message: {fault}.")
 
     def _check_replies(self, rows: list[int], actions: Actions) -> list[Reply]:
-        shape = getattr(actions, "shape", None)
-        if isinstance(actions, Sequence) and not isinstance(actions, str | bytes):
-            shape = (len(actions),)
-        if shape != (self.num_envs,):
+        given = in_order(actions)
+        if given is None or len(given) != self.num_envs:
             raise ActionError(
                 f"actions must be {self.num_envs} replies in a list, tuple or array, one for each environment, got "
                 f"{actions!r:.100}."
             )
         replies = []
         for row in rows:
-            given = plain_text(actions[row])
-            if isinstance(given, Mapping):
-                given = as_message(given)
-            if fault := self.single_action_space.fault(given):
+            said = plain_text(given[row])
+            if isinstance(said, Mapping):
+                said = as_message(said)
+            if fault := self.single_action_space.fault(said):
                 raise ActionError(f"environment {row}: {fault}.")
-            if isinstance(given, str):
+            if isinstance(said, str):
                 toolbox = self._toolbox
-                reply = toolbox.read(given) if toolbox else Reply(Message(role="assistant", content=given))
+                reply = toolbox.read(said) if toolbox else Reply(Message(role="assistant", content=said))
             else:
-                reply = Reply(copy_nested(given))
+                reply = Reply(copy_nested(said))
             reply = reply.numbered(self.state.episodes[row].messages)
             if "tool_calls" in reply.message and self.single_action_space.fault(reply.message):
-                reply = Reply(Message(role="assistant", content=str(given)), ["the calls are too long"])
+                reply = Reply(Message(role="assistant", content=str(said)), ["the calls are too long"])
             replies.append(reply)
         return replies
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +36,7 @@ class ScoreStore:
         self.entries: dict[str, dict[str, Any]] = {}
         self._file: IO[bytes] | None = None
         self._size = 0  # of the whole lines, in bytes
-        if path is not None and path.exists():
+        if path is not None and os.path.exists(path):
             self._read(path)
 
     @classmethod

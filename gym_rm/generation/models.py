@@ -49,7 +49,7 @@ def open_chat_model(
         architectures = read_config(source, revision).get("architectures") or ()
         if architectures and not any(map(WRITES_TEXT.search, architectures)):
             raise _without_output_layer(option, source, architectures)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=revision)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=revision, return_dict=True)
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise _without_output_layer(option, source, architectures or [type(config).__name__])
         capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

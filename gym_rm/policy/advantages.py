@@ -57,6 +57,7 @@ def estimate_advantages(
     Raises:
         ConfigError: an unknown component, or a reward beyond 1e30.
     """
+    rewards, groups = np.asarray(rewards, dtype=np.float64), np.asarray(groups)  # a Series has labels
     largest = np.abs(rewards[np.isfinite(rewards)]).max(initial=0.0)
     if largest > LARGEST_REWARD:
         raise ConfigError(f"rewards must be within +-{LARGEST_REWARD:g}, got {largest:g}; scale them down.")

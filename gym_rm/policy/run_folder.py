@@ -68,7 +68,7 @@ class RunFolder:
         if self.metric == "accuracy" and not answers:
             raise ConfigError("checkpoint.metric='accuracy': the held-out prompts have no answers; use reward_mean.")
         if learner.is_main:
-            lock_folder(self.folder)
+            lock_folder(self.folder, settings.model_dump(exclude={"output"}))
         self.best = BestModel(self.folder / "best", higher_is_better=True)
         self.step = 0
         checkpoint = checkpoint_to_resume(self.folder, self._identity)

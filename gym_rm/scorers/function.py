@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gym_rm.async_calls import AsyncCalls
+from gym_rm.checks import in_order
 from gym_rm.errors import ConfigError, brief
 from gym_rm.scorer import NeverCopied, RewardFunction, check_conversations
 from gym_rm.scores import Scores
@@ -82,10 +83,11 @@ class FunctionScorer(NeverCopied):
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
         rows = [row for row in range(size) if given[row] is not None or not required]
+        asked = set(rows)
         own = None if prompts is None else [prompt and copy_prompt(prompt) for prompt in map(given.__getitem__, rows)]
         scores = self._scores(rows, [copies[row] for row in rows], own).scatter(rows, size)
         missing = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
-        errors = [scores.errors[row] if row in rows else missing for row in range(size)]
+        errors = [scores.errors[row] if row in asked else missing for row in range(size)]
         scores = dataclasses.replace(scores, errors=tuple(errors), provenance=self._provenance)
         return scores.mark_failures().raise_for_errors()
 
@@ -102,7 +104,7 @@ class FunctionScorer(NeverCopied):
             return Scores.from_rewards([])
         pairs: Sequence[Any] = [(conversations, prompts)]
         if self._by_row:
-            pairs = list(zip(conversations, prompts or [None] * len(rows), strict=True))
+            pairs = list(zip(conversations, [None] * len(rows) if prompts is None else prompts, strict=True))
         name = self._prompts and self._prompts.name
         calls = [functools.partial(self._function, said, **({name: row} if name else {})) for said, row in pairs]
         results = [_caught(each) for each in calls] if self._calls is None else self._calls.run(calls)
@@ -131,16 +133,12 @@ class FunctionScorer(NeverCopied):
 
     def _numbers(self, returned: Any, rows: list[int]) -> list[float | None]:
         """Check that the return value has one number or None for each row, and return the numbers."""
-        try:
-            values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
-        except TypeError:  # also of an array without a dimension
-            values = None
-        if values is None:
+        listed = list(returned) if isinstance(returned, Iterator) else in_order(returned)
+        if listed is None:
             raise ConfigError(
                 f"{self._name} returned {type(returned).__name__} {returned!r:.80} for {len(rows)} conversations; "
                 "it must return a list with one number or None per conversation."
             )
-        listed = list(values)
         if len(listed) != len(rows):
             raise ConfigError(
                 f"{self._name} must return one value per conversation, got {len(listed)} values for {len(rows)}."

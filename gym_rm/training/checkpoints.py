@@ -24,10 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gym_rm.checks import keep_inputs
 from gym_rm.errors import ConfigError, logger
+from gym_rm.reports.runs import CHANGED_SETTINGS, CONVERSATIONS, HELD_OUT, METRICS, SETTINGS, VALIDATION
 
 CHECKPOINTS, STATE = "checkpoints", "state.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+WRITTEN = (METRICS, HELD_OUT, VALIDATION, CONVERSATIONS, SETTINGS, CHANGED_SETTINGS, CHECKPOINTS, "final", "best")
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,13 @@ class BestModel:
 _locks: dict[Path, int] = {}  # descriptors of the folders that this process has locked
 
 
-def lock_folder(run: Path) -> None:
+def lock_folder(run: Path, inputs: Any) -> None:
     """Make the folder of a run, and keep other processes from writing into it until it is released.
 
     Raises:
-        ConfigError: another process has locked it, or it cannot be made.
+        ConfigError: another process has locked it, it cannot be made, or the run would replace one of its `inputs`.
     """
+    keep_inputs(inputs, [run / f"{dot}{name}" for name in WRITTEN for dot in ("", ".")])
     try:
         run.mkdir(parents=True, exist_ok=True)
         if run.resolve() in _locks:

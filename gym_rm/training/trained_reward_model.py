@@ -141,7 +141,7 @@ def _with_new_head(settings: StartSettings, loading: Mapping[str, Any], seed: in
         tokenizer = loading.get("tokenizer") or source
         if isinstance(tokenizer, str):
             tokenizer = load_tokenizer(tokenizer)
-        config = AutoConfig.from_pretrained(source, revision=revision, num_labels=outputs)
+        config = AutoConfig.from_pretrained(source, revision=revision, num_labels=outputs, return_dict=True)
         if hasattr(config, "objective_weights"):  # of the outputs of another head
             del config.objective_weights
         labels = [f"LABEL_{index}" for index in range(outputs)] if names is None else names

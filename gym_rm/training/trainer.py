@@ -110,7 +110,7 @@ class Trainer:
         higher = bool(self.validation) and not self.metric[1].startswith(LOWER_IS_BETTER)
         self.best = BestModel(self.folder / "best", higher_is_better=higher)
         if self.accelerator.is_main_process:
-            lock_folder(self.folder)
+            lock_folder(self.folder, settings.model_dump(exclude={"output"}))
         if (checkpoint := checkpoint_to_resume(self.folder, self._identity())) is not None:
             if checkpoint.step > len(self.steps):
                 raise ConfigError(

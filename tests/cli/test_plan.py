@@ -266,7 +266,7 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
         (["gpus=many"], "gpus must be an integer of at least 1, got str 'many'"),
         (["cluster=ray"], "cluster must be a mapping of settings"),
         (["-o", "plan.txt"], "-o must end in .json, .yaml, .yml, .svg, .png, got 'plan.txt'"),
-        (["request.yaml", "-o", "request.yaml"], "would replace the request"),
+        (["request.yaml", "-o", "request.yaml"], "output must not be the input 'request.yaml'"),
         (["request.yaml", "second.yaml", "-o", "plan.json"], "-o writes one plan"),
         (["request.yaml", "second.yaml", "--what-if", "gpus=16"], "--what-if changes one request"),
         (["--what-if", "16"], "--what-if must be settings such as 'gpus=16'"),

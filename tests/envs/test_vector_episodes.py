@@ -71,6 +71,9 @@ def test_replies_may_be_a_tuple_list_or_array(actions):
         (np.array("ab"), r"got array\('ab'"),
         (np.array([["a", "b"]]), "actions must be 2 replies"),
         (iter("ab"), "actions must be 2 replies in a list"),
+        ({0: "a", 1: "b"}, "actions must be 2 replies in a list"),
+        ({"a", "b"}, "actions must be 2 replies in a list"),
+        ({0: "a", 1: "b"}.values(), "actions must be 2 replies in a list"),
     ],
 )
 def test_an_invalid_reply_raises_action_error_with_its_row(actions, message):

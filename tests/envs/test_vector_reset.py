@@ -94,3 +94,24 @@ def test_a_seed_replaces_the_generator_that_was_set():
     env.reset(seed=3)
     assert env.unwrapped.np_random is not generator
     assert env.unwrapped.np_random_seed == 3
+
+
+@pytest.mark.parametrize("options", [5, [], "", "prompt_indices", [("prompt_indices", [0])], {5: 1}])
+def test_options_that_are_no_mapping_of_options_are_refused(options):
+    with pytest.raises(ConfigError, match=r"options of reset must be a mapping|unknown reset options"):
+        make(2).reset(options=options)
+
+
+@pytest.mark.parametrize("seed", ["a", "12", b"12", 1.5, {0: 1, 1: 2}, {1, 2}, iter([1, 2]), [1, "a"]])
+def test_a_seed_of_another_type_is_refused(seed):
+    with pytest.raises(ConfigError, match="seed must be an integer, None, or a list"):
+        make(2).reset(seed=seed)
+
+
+def test_seeds_and_prompts_of_a_series_are_read_by_position():
+    pandas = pytest.importorskip("pandas")
+    envs = make(2, prompts=["a", "b", "c"])
+    observations, _ = envs.reset(options={"prompt_indices": pandas.Series([2, 0], index=[1, 0])})
+    assert [each[0]["content"] for each in observations] == ["c", "a"]
+    envs.reset(seed=pandas.Series([7, 8], index=[1, 0]))
+    assert envs.np_random_seed == (7, 8)

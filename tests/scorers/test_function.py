@@ -2,10 +2,12 @@
 
 import copy
 import functools
+import timeit
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -244,6 +246,7 @@ def test_the_provenance_has_the_module_and_a_digest_of_its_source(function):
         [np.float32(1), np.int8(0), np.bool_(True)],
         torch.tensor([1, 0, 1], dtype=torch.bfloat16),
         [Decimal("1"), Fraction(0), 1],
+        pandas.Series([1.0, 0.0, 0.5], index=[2, 0, 1]),
     ],
     ids=lambda returned: f"{type(returned).__name__} of {type(next(iter(returned))).__name__}",
 )
@@ -272,6 +275,8 @@ def test_none_and_infinity_give_missing_scores():
         (0.5, "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation"),
         ("123", "returned str '123' for 3 conversations"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
+        ({0.0, 1.0, 2.0}, "returned set"),
+        (pandas.DataFrame([[1.0] * 3] * 3), "returned DataFrame"),
         (
             [1.0, [2.0], 3.0],
             r"returned list \[2.0\] for conversation 1; it must return a number, or None for a missing score",
@@ -330,3 +335,20 @@ def test_errors_of_returned_scores_are_kept():
     assert caught.value.rows == (1,)
     assert caught.value.scores.errors == (None, "no number in the reply", None)
     assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
+
+
+@pytest.mark.parametrize(
+    "prompts", [pandas.Series(PROMPTS, index=[2, 1, 0]), dict(enumerate(PROMPTS)), iter(PROMPTS), {1, 2, 3}, "abc"]
+)
+def test_prompts_that_are_no_list_are_refused(prompts):
+    with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got"):
+        FunctionScorer(right).score(SAID, prompts)
+
+
+@pytest.mark.parametrize("function", [length, right, lambda conversation: 1.0], ids=["once", "prompts", "by row"])
+def test_twice_the_rows_take_twice_the_time(function):
+    def seconds(rows):
+        given = [said("one")] * rows, [PROMPTS[0]] * rows
+        return min(timeit.repeat(lambda: FunctionScorer(function).score(*given), number=1, repeat=3))
+
+    assert seconds(40_000) < 8 * seconds(10_000)  # 16 times, if each row looked at all rows

@@ -298,7 +298,8 @@ def _read_model_config(source: str, revision: str | None) -> PreTrainedConfig:
             "never run; load it yourself with trust_remote_code=True if you trust it, and pass the model and its "
             "tokenizer to RewardModelScorer."
         )
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False, "return_dict": True}
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **options)
     if getattr(config, "transformers_weights", None) is not None:
         raise ConfigError(
             f"{source!r} names its weights file in config.json ({config.transformers_weights!r}); expected "

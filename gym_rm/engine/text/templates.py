@@ -174,8 +174,9 @@ def read_template(value: Any) -> Any:
     elif not isinstance(value, str) or "{" in value or "\n" in value:
         return value
     try:
-        if Path(value).expanduser().is_file() or value.lower().endswith(TEMPLATE_SUFFIXES):
-            return Path(value).expanduser().read_text(encoding="utf-8")
+        path = os.path.expanduser(value)
+        if os.path.isfile(path) or value.lower().endswith(TEMPLATE_SUFFIXES):
+            return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"chat_template={value!r:.200} is not a readable file: {error}; pass the path of a Jinja file, or Jinja "

@@ -73,7 +73,10 @@ def stored_device() -> Device:
 def calibration_path() -> Path:
     """Return the file in the user's cache folder; its name has a hash of the hardware, the threads and torch."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache"  # as the XDG specification says
+    # As the XDG specification says.
+    folder = Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"))
+    if not folder.is_absolute():
+        raise ConfigError("this user has no home folder; set XDG_CACHE_HOME to a folder for measurements.")
     digest = hashlib.sha256(json.dumps(fingerprint(), sort_keys=True).encode()).hexdigest()
     return folder / "gym_rm" / f"calibration-{digest[:16]}.json"
 

@@ -40,9 +40,9 @@ def load_shape(model: str | None, config: Any, *, num_labels: int | None, name: 
         )
     if model is None:
         return shape_from_config(config, name=name, num_labels=num_labels, source="given sizes", by_hand=True)
-    path = Path(model_source(name, model)).expanduser()
-    if path.exists() or model.startswith((".", "~", os.sep)) or model.endswith((".json", os.sep)):
-        if not path.exists():
+    path = Path(os.path.expanduser(model_source(name, model)))
+    if os.path.exists(path) or model.startswith((".", "~", os.sep)) or model.endswith((".json", os.sep)):
+        if not os.path.exists(path):
             raise ConfigError(f"{name}: the model {model!r} does not exist; expected a folder with a config.json.")
         source = f"config.json of {model!r}"
         return shape_from_config(read_config(path), name=name, num_labels=num_labels, source=source)

@@ -63,7 +63,7 @@ class NemoGymScorer(NeverCopied):
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations, `max_connections` at the same time; raises ScoringError if a row has no score."""
         check_rows(conversations, prompts)
-        rows = zip(conversations, prompts or [None] * len(conversations), strict=True)
+        rows = zip(conversations, [None] * len(conversations) if prompts is None else prompts, strict=True)
         scores = Scores.concatenate(self._client.run(self._verify_all(list(rows))))
         return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
 
