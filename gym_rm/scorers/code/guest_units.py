@@ -107,6 +107,7 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
     import unittest
 
     import pytest
+    from _pytest.fixtures import FixtureLookupError
 
     class Tests(pytest.Module):
         """The module of the tests."""
@@ -138,7 +139,7 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
             skips += [each for each in (item.obj, item.cls) if getattr(each, "__unittest_skip__", False)]
             if outcome.skipped and skips:
                 self.required -= 1
-            elif outcome.failed and call.excinfo is not None and call.excinfo.typename == "FixtureLookupError":
+            elif outcome.failed and call.excinfo is not None and isinstance(call.excinfo.value, FixtureLookupError):
                 report.note(BrokenTests(f"{item.name} needs a fixture that does not exist"))
             elif outcome.failed or (is_raised_by_code(call) and not item.get_closest_marker("xfail")):
                 error = AssertionError(str(outcome.longrepr)) if call.excinfo is None else call.excinfo.value
@@ -156,7 +157,7 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
             return True
 
     def is_raised_by_code(call: Any) -> bool:  # such as pytest.xfail, which is for tests alone
-        return call.excinfo is not None and "_gym_rm_held" in vars(call.excinfo.value)
+        return call.excinfo is not None and "_gym_rm_raised" in vars(call.excinfo.value)
 
     plugin = Plugin()
     pytest.main([*OPTIONS], plugins=[plugin])

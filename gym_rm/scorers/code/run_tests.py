@@ -22,7 +22,7 @@ from gym_rm.scorers.code.verdicts import CodeVerdict, lines_of, shown
 KILLED_TWICE = "the process of the code was ended from outside or got no time of the machine, and again in a second run"
 _VERDICT_OF_STATUS = {"exit": "exception", "invalid": "forbidden"}
 _MOST_OUTPUT = 1 << 16
-_FRAME_BYTES = 1 << 12  # around an answer that a process passes on
+_FRAME_BYTES = 1 << 12  # around an answer that a process passes on, without what was printed
 _GUEST = """
 import sys
 for name, source in {sources}:
@@ -38,7 +38,7 @@ def guest_program(*names: str) -> str:
 
 
 SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
-TESTS_PROGRAM = guest_program("guest_values", "guest_proxies", "guest_units", "guest_tests")
+TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_units", "guest_tests")
 
 
 def run_tests(
@@ -64,7 +64,8 @@ def _program(
     sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool
 ) -> CodeVerdict:
     answer_bytes = sandbox.limits.reply_bytes
-    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + _FRAME_BYTES})
+    frame_bytes = _FRAME_BYTES + 4 * sandbox.limits.output_bytes
+    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + frame_bytes})
     with sandbox.session(limits) as session:
         solution = _Solution(session, limit)
         serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
@@ -141,7 +142,7 @@ class _Solution:
         if self.fault is None:
             reply = self._checked(self._session.call("_gym_rm_serve", args, limit=self._limit))
             if reply.status == "ok" and type(reply.value) is bytes:
-                return SandboxReply("ok", reply.value)
+                return SandboxReply("ok", [reply.value, reply.stdout, reply.stderr])
             self.fault = "forbidden" if reply.status == "ok" else _verdict(reply)
             self.message = _message(reply)
         return SandboxReply("exception", None, "RuntimeError", f"the code has ended: {self.fault}")
