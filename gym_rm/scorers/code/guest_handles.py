@@ -54,6 +54,8 @@ class Unsupported(Exception):
 class SolutionError(Exception):
     """An exception of the model's code of a class that the tests do not know. Its message is that of this code."""
 
+    __module__ = "solution"
+
     def __str__(self) -> str:
         return str(self.__dict__.get("_gym_rm_text", super().__str__()))
 
@@ -146,9 +148,12 @@ class Handle:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Handle) and other is not self:
             return self._gym_rm.ask("operate", self, "eq", other) is True
-        if other is not None and other is not self and self._gym_rm.is_made(self):
+        if other is None or other is self:
+            return self is other
+        data = self._gym_rm.ask("data", self, "")
+        if isinstance(data, Handle) and self._gym_rm.is_made(self):
             self._gym_rm.refuse(f"the tests compare a {type(self).__name__} with a {type(other).__name__}")
-        return self is other
+        return not isinstance(data, (Handle, Opaque)) and data == other
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the object."""
@@ -413,7 +418,7 @@ class Connection(Codec):
         found = ((k, self.known_exception(path)) for k, path in enumerate(paths))
         k, kind = next((each for each in found if each[1] is not None), (1, SolutionError))
         name = paths[0].rpartition(".")[2]
-        return kind if k == 0 else type(name, (SolutionError,) if kind is Exception else (SolutionError, kind), {})
+        return kind if k == 0 else derived(name, kind)
 
     def known_exception(self, path: str) -> Any:
         """Return the class that the tests import from the solution, define, or know from the library, else None.
@@ -466,7 +471,7 @@ class Connection(Codec):
         kind = self.known_exception(paths[0])
         if kind is None:
             base = self.error_class("", paths[1:]) if len(paths) > 2 else Exception
-            kind = type(paths[0].rpartition(".")[2], (base,) if issubclass(base, SolutionError) else (SolutionError, base), {})
+            kind = derived(paths[0].rpartition(".")[2], base)
         self.classes[name or kind.__name__] = kind
         return kind
 
@@ -479,6 +484,12 @@ class Connection(Codec):
     def namedtuple_class(self, name: str, fields: tuple[str, ...], defaults: tuple[Any, ...]) -> Any:
         """Return a class of tuples with names."""
         return self.class_of_fields("namedtuple", name, fields, defaults)
+
+
+def derived(name: str, base: type[BaseException]) -> type[BaseException]:
+    """Return an exception of the model's code that extends one that the tests know."""
+    bases = (base,) if issubclass(base, SolutionError) else (SolutionError,) if base is Exception else (SolutionError, base)
+    return type(name, bases, {"__module__": "solution"})
 
 
 class SolutionModule(types.ModuleType):

@@ -76,7 +76,13 @@ class SolutionServer(Codec):
             return target.__exit__(None if args[0] is None else type(args[0]), args[0], None)
         if name.startswith("__"):
             return getattr(target, name)(*args)
-        return getattr(operator if hasattr(operator, name) else builtins, name)(*args)
+        return getattr(operator if hasattr(operator, name) else builtins, name)(target, *args)
+
+    def do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the value of an object whose class extends one of data, else the object."""
+        self.learn_kinds()
+        base = next((each for each in type(target).__mro__ if each in self.kinds or each in ATOMS), None)
+        return target if base is None else base(target)
 
     def do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Return (True, the next item of an iterator), or (False, what its generator returned)."""

@@ -62,11 +62,11 @@ class Report:
 
 @contextlib.contextmanager
 def counted(report: Report, case: int, handled: bool) -> Iterator[None]:
-    """Count an assert statement, and go on if it fails. `handled`: its error is for a handler of the tests."""
+    """Count a case, and go on if it fails. `handled`: its error is also for a handler of the tests."""
     try:
         yield
     except BaseException as error:
-        report.count(case, None if handled else error)
+        report.count(case, error)
         if handled:
             raise
     else:

@@ -75,30 +75,42 @@ class RowTests:
 
 
 class CountedAsserts(ast.NodeTransformer):
-    """Puts every assert of the tests of a row into a `with _gym_rm_assert(...)`, which counts it and goes on."""
+    """Puts every assert of the tests of a row into a `with _gym_rm_assert(...)`, which counts it and goes on.
+
+    A `try` with handlers is one case: some of its asserts are there not to be reached.
+    """
 
     def __init__(self) -> None:
         self.asserts = 0
-        self.handled = False
+        self.is_handled: bool | None = None
 
     def source(self, tree: ast.Module) -> str:
         """Return the source of tests with counted asserts."""
         return ast.unparse(ast.fix_missing_locations(self.visit(tree)))
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Count the assert."""
+        """Count the assert; in a `try`, only its failure that the handlers would hide."""
+        if self.is_handled is None:
+            self.asserts += 1
+        return node if self.is_handled is False else self._counted(node, self.asserts)
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Count a `try` that has handlers and asserts."""
+        if self.is_handled is not None or not node.handlers or not _has(node, ast.Assert):
+            return self.generic_visit(node)
         self.asserts += 1
-        arguments: list[ast.expr] = [ast.Constant(self.asserts), ast.Constant(self.handled)]
+        self.is_handled = not any(_has(handler, (ast.Assert, ast.Raise)) for handler in node.handlers)
+        node.body = [self.visit(each) for each in node.body]
+        self.is_handled = None
+        return self._counted(node, self.asserts)
+
+    def _counted(self, node: ast.stmt, case: int) -> ast.stmt:
+        arguments: list[ast.expr] = [ast.Constant(case), ast.Constant(bool(self.is_handled))]
         return ast.With([ast.withitem(ast.Call(ast.Name("_gym_rm_assert", ast.Load()), arguments, []))], [node])
 
-    def visit_Try(self, node: ast.Try) -> ast.stmt:
-        """Leave what an assert raises to the handlers around it."""
-        outer, self.handled = self.handled, self.handled or bool(node.handlers)
-        node.body = [self.visit(each) for each in node.body]
-        self.handled = outer
-        for part in (node.handlers, node.orelse, node.finalbody):
-            part[:] = [self.visit(each) for each in part]
-        return node
+
+def _has(node: ast.AST, kinds: type | tuple[type, ...]) -> bool:
+    return any(isinstance(each, kinds) for each in ast.walk(node))
 
 
 def read_tests(prompt: Prompt | None) -> RowTests:
