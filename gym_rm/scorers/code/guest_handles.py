@@ -10,7 +10,6 @@ import builtins
 import collections
 import dataclasses
 import enum
-import io
 import opcode
 import sys
 import types
@@ -39,6 +38,7 @@ QUERIES = {
 FILE = "<tests>"
 HARNESS = ("unittest", "_pytest", "pytest", "pluggy", "bdb", "doctest", "gym_rm")
 LIBRARY = frozenset(getattr(sys, "stdlib_module_names", ())) | {"builtins"}
+FUNCTION_MODULES = ("builtins", "operator", "math")
 STOPS = (StopIteration, StopAsyncIteration)
 PLAIN = (Exception, types.FunctionType, *map(type, (None, True, 0.5, 1j, "", b"", {}.keys(), {}.items())))
 
@@ -307,7 +307,7 @@ class Connection(Codec):
         kind = type(value)
         if isinstance(value, (type, types.BuiltinFunctionType)):
             module = value.__module__.lstrip("_")
-            if getattr(sys.modules.get(module), value.__name__, None) is value and module in ("builtins", "operator", "math"):
+            if module in FUNCTION_MODULES and getattr(sys.modules.get(module), value.__name__, None) is value:
                 return "type", [module, value.__name__]
         if isinstance(value, BaseException) and not is_of_harness(kind):
             return "error", [tuple(f"{each.__module__}.{each.__name__}" for each in kind.__mro__), value.args]
@@ -488,8 +488,8 @@ class Connection(Codec):
 
 def derived(name: str, base: type[BaseException]) -> type[BaseException]:
     """Return an exception of the model's code that extends one that the tests know."""
-    bases = (base,) if issubclass(base, SolutionError) else (SolutionError,) if base is Exception else (SolutionError, base)
-    return type(name, bases, {"__module__": "solution"})
+    own = () if issubclass(base, SolutionError) else (SolutionError,)
+    return type(name, own if base is Exception else (*own, base), {"__module__": "solution"})
 
 
 class SolutionModule(types.ModuleType):

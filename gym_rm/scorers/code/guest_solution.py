@@ -131,7 +131,8 @@ class SolutionServer(Codec):
             self.next += 2
             self.keep(self.next, "class", kind)
             self.classes[kind] = self.next
-        return kind.__name__, self.classes[kind], [self.classes[each] for each in kind.__bases__ if each in self.classes]
+        bases = [self.classes[each] for each in kind.__bases__ if each in self.classes]
+        return kind.__name__, self.classes[kind], bases
 
     def other(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of an object that is no data."""

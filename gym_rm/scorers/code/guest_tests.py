@@ -7,7 +7,7 @@ import os
 import sys
 import types
 
-from gym_rm.scorers.code.guest_handles import FILE, Connection, Function, SolutionModule, last_instruction
+from gym_rm.scorers.code.guest_handles import FILE, Connection, SolutionModule, last_instruction
 from gym_rm.scorers.code.guest_units import BrokenTests, run_units
 from gym_rm.scorers.code.guest_values import VIEWS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import importlib
 import json
 import re
 import symtable
@@ -15,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
+from gym_rm.scorers.code.names import imports_of, judges, module_of
 from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
 from gym_rm.types import Prompt
 
 CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
-LIBRARY = ("math", "collections", "itertools", "functools", "copy", "datetime", "decimal", "fractions")
-"""Modules whose names tests use without importing them."""
 USUAL_IMPORTS = """
 from typing import *
 from bisect import *
@@ -184,21 +182,10 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     stub, preamble = prompt_code(text, name)
     setup = f"{_helpers(preamble)}\n{setup}"
     missing = [each for each in _undefined([setup, *listed]) if each != name and not _is_module(each, trees)]
-    first = "\n".join([*map(_import_of, missing), setup])
+    first = "\n".join([*imports_of(missing, trees, known=name), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
     return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
-
-
-def _import_of(name: str) -> str:
-    """Return the import of a name that the tests forgot: of the library, else of the model's code.
-
-    The model's code must not choose what compares its results.
-    """
-    if name in sys.stdlib_module_names:
-        return f"import {name}"
-    source = next((module for module in LIBRARY if hasattr(importlib.import_module(module), name)), "solution")
-    return f"from {source} import {name}"
 
 
 def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
@@ -210,9 +197,9 @@ def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
 
 def _first_call(trees: Sequence[ast.Module]) -> str:
     """Return the name of the function that most of the asserts call."""
-    known = {*dir(builtins), "isclose"}
     calls = [set().union(*(_called(node) for node in ast.walk(tree))) for tree in trees]
     names = dict.fromkeys(name for tree in trees for node in ast.walk(tree) for name in _called(node))
+    known = {name for name in names if hasattr(builtins, name) or module_of(name)} | judges(names, trees)
     return max(names, key=lambda name: (name not in known, sum(name in called for called in calls)), default="")
 
 
@@ -244,10 +231,8 @@ def _helpers(preamble: str) -> str:
 
 def _units(name: str, source: str) -> RowTests:
     tree, counter = _parse(name, source), CountedAsserts()
-    used = _undefined([source])
-    for node in ast.walk(tree):  # the model's code must not choose names of the tests: it would replace their functions
-        if isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*" and used:
-            node.names = [ast.alias(each) for each in used]
+    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
+    tree = _NamedImports(imports).visit(tree)
     mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
     tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
     functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -258,6 +243,18 @@ def _units(name: str, source: str) -> RowTests:
     if not counter.asserts:
         raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
     return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
+
+
+class _NamedImports(ast.NodeTransformer):
+    """Replaces `from solution import *`: the model's code must not choose names of the tests."""
+
+    def __init__(self, imports: Sequence[ast.stmt]) -> None:
+        self.imports = imports
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
+        """Return the imports of the names that the tests use."""
+        is_all = node.module == "solution" and node.names[0].name == "*"
+        return [*self.imports] or ast.Pass() if is_all else node
 
 
 def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
