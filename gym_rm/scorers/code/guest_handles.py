@@ -170,7 +170,7 @@ class Handle:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         answer = self._gym_rm.ask("operate", self, "__exit__", error)
-        is_failed = isinstance(error, AssertionError) or is_of_harness(kind)
+        is_failed = error is None or isinstance(error, AssertionError) or is_of_harness(kind)
         return answer is True and not is_failed and last_instruction(trace) == "RAISE_VARARGS"
 
 
@@ -289,8 +289,7 @@ class Connection(Codec):
             if not succeeded and not isinstance(value, BaseException):
                 raise TypeError("no exception")
         except Exception as broken:
-            self.fault = self.fault or f"{type(broken).__name__}: {broken}"
-            raise BrokenAnswer(self.fault) from None
+            self.break_off(broken)
         if succeeded:
             return value
         value._gym_rm_raised = True
@@ -437,25 +436,35 @@ class Connection(Codec):
 
     def entry(self, name: str) -> Any:
         """Return the function or the class that the tests call by this name."""
-        kind, *_ = self.ask("describe", None, name)
-        return self.describe(name) if kind == "handle" else Function(self, name)
+        kind, found = self.described(name)
+        return found if kind == "handle" else Function(self, name)
 
     def describe(self, name: str) -> Any:
         """Return what a name of the model's code stands for. Raises AttributeError if it is not there."""
-        kind, *parts = self.ask("describe", None, name)
+        kind, found = self.described(name)
         self.requests += kind == "value"
-        if kind in ("value", "function"):
-            return parts[0] if parts else Function(self, name)
         if kind == "missing":
             error = AttributeError(f"module 'solution' has no attribute {name!r}")
             error._gym_rm_raised = True  # type: ignore[attr-defined]
             raise error
+        return found
+
+    def described(self, name: str) -> tuple[str, Any]:
+        """Return which kind of thing a name of the model's code stands for, and the thing."""
+        answer = self.ask("describe", None, name)
         try:
+            kind, *parts = answer
+            if kind in ("missing", "function", "value"):
+                return kind, parts[0] if parts else Function(self, name)
             self.classes[name] = self.classes.get(name) or getattr(self, f"{kind}_class")(name, *parts)
         except Exception as broken:
-            self.fault = self.fault or f"{type(broken).__name__}: {broken}"
-            raise BrokenAnswer(self.fault) from None
-        return self.classes[name]
+            self.break_off(broken)
+        return kind, self.classes[name]
+
+    def break_off(self, error: Exception) -> Any:
+        """Raise BrokenAnswer, which is the verdict whatever the tests do with it."""
+        self.fault = self.fault or f"{type(error).__name__}: {error}"
+        raise BrokenAnswer(self.fault) from None
 
     def handle_class(self, name: str, classes: list[Any]) -> Any:
         """Return a class whose objects are handles, and make those that it extends."""

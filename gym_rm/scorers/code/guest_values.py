@@ -23,9 +23,9 @@ PLAIN_DTYPES = "?biufcSUmM"
 VIEWS = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
 
 
-def pairs(value: Any) -> list[Any]:
+def pairs(value: Any, kind: str = "dict") -> list[Any]:
     """Return the keys of a dict, each with its value behind it."""
-    return [each for pair in dict.items(value) for each in pair]
+    return [each for pair in imported(kind).items(value) for each in pair]
 
 
 def array_items(value: Any) -> list[Any]:
@@ -49,7 +49,7 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "dict_values": ("", list),
     "dict_items": ("", lambda x: [each for pair in x for each in pair]),
     "deque": ("collections.deque", lambda x: [x.maxlen, *x]),
-    "OrderedDict": ("collections.OrderedDict", pairs),
+    "OrderedDict": ("collections.OrderedDict", lambda x: pairs(x, "OrderedDict")),
     "Counter": ("collections.Counter", pairs),
     "defaultdict": ("collections.defaultdict", lambda x: [x.default_factory, *pairs(x)]),
     "array": ("array.array", lambda x: [x.typecode, *x]),
@@ -260,7 +260,8 @@ def fill(kind: str, value: Any, items: list[Any]) -> None:
     if isinstance(value, dict):
         items = items[1:] if kind == "defaultdict" else items
         value.clear()
-        dict.update(value, zip(items[::2], items[1::2]))  # noqa: B905 (Python 3.9)
+        for key, item in zip(items[::2], items[1::2]):  # noqa: B905 (Python 3.9)
+            imported(kind).__setitem__(value, key, item)
     elif kind == "set":
         value.clear()
         value.update(items)

@@ -86,7 +86,7 @@ def _is_assertion(node: ast.AST) -> bool:
 
 def _truths(node: ast.AST) -> Iterator[Any]:
     """Yield the expressions whose truth an assertion asserts."""
-    tests = [node.test] if isinstance(node, ast.Assert) else node.value.args  # type: ignore[attr-defined]
+    tests = [node.test] if isinstance(node, ast.Assert) else [*node.value.args]  # type: ignore[attr-defined]
     while tests:
         test = tests.pop()
         if isinstance(test, ast.Compare):
