@@ -105,7 +105,7 @@ class SolutionServer(Codec):
 
     def do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return what a name stands for: ("missing",), ("value", value), ("function",) or the parts of a class."""
-        value = self.names.get(name)
+        value: Any = self.names.get(name)
         solution = self.names.get("Solution")
         if name not in self.names and isinstance(solution, type) and hasattr(solution, name):
             return ("function",)
@@ -136,7 +136,7 @@ class SolutionServer(Codec):
 
     def other(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of an object that is no data."""
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, BaseException):
             return "error", [tuple(map(path_of, kind.__mro__)), value.args, attributes_of(value), text_of(value)]
         if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
@@ -165,7 +165,8 @@ class SolutionServer(Codec):
             return self.names[items[0]][items[1]]
         if kind == "error":
             return next(filter(None, map(self.error_of, items[0])))(*items[1])
-        own, count = self.names.get(items[0]), items[1]
+        own: Any = self.names.get(items[0])
+        count = items[1]
         values = items[2 + count :]
         if kind == "namedtuple":
             return own(*values) if own is not None else tuple(values)

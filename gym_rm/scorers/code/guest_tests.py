@@ -7,7 +7,8 @@ import os
 import sys
 import types
 
-from gym_rm.scorers.code.guest_handles import FILE, Connection, SolutionModule, last_instruction
+from gym_rm.scorers.code.guest_connection import Connection, SolutionModule
+from gym_rm.scorers.code.guest_handles import FILE, last_instruction
 from gym_rm.scorers.code.guest_units import BrokenTests, run_units
 from gym_rm.scorers.code.guest_values import VIEWS
 
@@ -15,7 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
-
 
 
 class Report:
@@ -113,8 +113,8 @@ def run(
         if report.error and stop_early:
             break
     passed = len(report.ran - report.failed)
-    error = ["forbidden", "", connection.fault] if connection.fault else report.error
-    return {"passed": passed, "total": total, "error": error, "unsupported": connection.unsupported}
+    first = ["forbidden", "", connection.fault] if connection.fault else report.error
+    return {"passed": passed, "total": total, "error": first, "unsupported": connection.unsupported}
 
 
 def compiled(source: str) -> types.CodeType:
@@ -129,7 +129,7 @@ def as_json(value: Any) -> Any:
     """Return a value as a JSON file has it, where a tuple is a list."""
     if type(value).__module__ == "numpy":
         return value.tolist()
-    if isinstance(value, (list, tuple, *VIEWS.values())):
+    if type(value) in (list, tuple, *VIEWS.values()):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         return {str(key): as_json(item) for key, item in value.items()}

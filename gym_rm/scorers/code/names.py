@@ -56,7 +56,8 @@ def _assertions(tree: ast.Module, names: set[str]) -> list[tuple[ast.AST, set[st
     origins = {name: {name} for name in names}
     found = []
     for node in sorted((each for each in ast.walk(tree) if hasattr(each, "lineno")), key=lambda each: each.lineno):
-        value, targets = None, list[ast.AST]()
+        value: ast.AST | None = None
+        targets: Sequence[ast.AST] = ()
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             value, targets = node.value, node.targets if isinstance(node, ast.Assign) else [node.target]
         elif isinstance(node, ast.For):

@@ -38,7 +38,7 @@ def guest_program(*names: str) -> str:
 
 
 SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
-TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_units", "guest_tests")
+TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_connection", "guest_units", "guest_tests")
 
 
 def run_tests(
@@ -119,7 +119,7 @@ class _Solution:
     """The session of the model's code, which the tests reach through `serve`.
 
     `fault` is the verdict if this code has ended (out of time, of memory, ...), and `message` says why; `was_asked`
-    says whether the tests have reached it.
+    says whether the tests have reached it, `was_slow` whether it left them less than nine tenths of the time.
     """
 
     def __init__(self, session: SandboxSession, limit: TimeLimit) -> None:
@@ -128,6 +128,7 @@ class _Solution:
         self.fault: str | None = None
         self.message = ""
         self.was_asked = False
+        self.was_slow = False
         self.stdout = ""
 
     def load(self, sources: Sequence[str], tests: RowTests) -> CodeVerdict | None:
@@ -136,6 +137,7 @@ class _Solution:
             reply = self._checked(self._session.execute(source, main=False, limit=self._limit))
             if reply.status != "ok":
                 return CodeVerdict(_verdict(reply), 0, tests.total, self.stdout, _message(reply))
+        self.was_slow = self._limit.used > 0.1 * self._limit.seconds
         return None
 
     def serve(self, args: list[Any]) -> SandboxReply:
@@ -169,7 +171,8 @@ def _verdict_of_run(reply: SandboxReply, tests: RowTests, solution: _Solution) -
         return CodeVerdict(solution.fault, min(passed, total - 1), total, message=solution.message)
     if log.get("unsupported"):
         return CodeVerdict.failed(f"{log['unsupported']}, which cannot cross to its process", total)
-    if verdict == "error" or (reply.status != "ok" and not solution.was_asked):
+    is_of_code = solution.was_asked or (reply.status == "time" and solution.was_slow)
+    if verdict == "error" or (reply.status != "ok" and not is_of_code):
         hint = ". Name it in packages= if an interpreter has it." if kind == "ModuleNotFoundError" else ""
         return CodeVerdict.failed(f"the tests of the row have an error: {message}{hint}", total)
     if verdict or reply.status != "ok":
