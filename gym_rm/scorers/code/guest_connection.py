@@ -6,10 +6,11 @@ import builtins
 import collections
 import dataclasses
 import enum
+import marshal
 import sys
 import types
 
-from gym_rm.sandbox.values import decode, encode
+from gym_rm.sandbox.values import decode
 from gym_rm.scorers.code.guest_handles import (
     BrokenAnswer,
     Function,
@@ -87,7 +88,7 @@ class Connection(Codec):
         self.start()
         self.new.clear()
         given = self.write((target, name, args, kwargs))
-        data = encode([action, given, self.take_written()], limit=sys.maxsize)
+        data = marshal.dumps((action, given, self.take_written()))
         self.requests += action != "describe"
         for k in range(0, len(data), self.limit):
             answer, printed, complained = self.serve(data[k : k + self.limit], k + self.limit >= len(data))
@@ -115,14 +116,15 @@ class Connection(Codec):
         """Return the kind and the items of an object that the tests give to the model's code."""
         kind: Any = type(value)
         if isinstance(value, (type, types.BuiltinFunctionType)):
-            module = (value.__module__ or "").lstrip("_")
-            if module in FUNCTION_MODULES and getattr(sys.modules.get(module), value.__name__, None) is value:
-                return "type", [module, value.__name__]
+            module, name = str(value.__module__).lstrip("_"), str(getattr(value, "__name__", ""))
+            if module in FUNCTION_MODULES and getattr(sys.modules.get(module), name, None) is value:
+                return "type", [module, name]
         if isinstance(value, BaseException) and not is_of_harness(kind):
             return "error", [tuple(f"{each.__module__}.{each.__name__}" for each in kind.__mro__), value.args]
-        if isinstance(value, enum.Enum) and self.classes.get(kind.__name__) is kind:
-            return "enum", [kind.__name__, value.name]
-        raise self.refusal(f"the tests give the model's code an object of the type {kind.__name__}")
+        name = kind.__name__
+        if isinstance(value, enum.Enum) and self.classes.get(name) is kind:
+            return "enum", [name, value.name]
+        raise self.refusal(f"the tests give the model's code an object of the type {name}")
 
     def parts(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of a value."""
@@ -265,7 +267,7 @@ class Connection(Codec):
         try:
             kind, *parts = answer
             if kind in ("missing", "function", "value"):
-                return kind, parts[0] if parts else Function(self, name)
+                return str(kind), parts[0] if parts else Function(self, name)
             self.classes[name] = self.classes.get(name) or getattr(self, f"{kind}_class")(name, *parts)
         except Exception as broken:
             self.break_off(broken)

@@ -6,10 +6,11 @@ The model's code shares this process and may change everything here, so that an 
 from __future__ import annotations
 
 import builtins
+import marshal
 import operator
 import types
 
-from gym_rm.sandbox.values import decode, encode
+from gym_rm.sandbox.values import encode
 from gym_rm.scorers.code.guest_values import ATOMS, Codec
 
 TYPE_CHECKING = False
@@ -40,7 +41,7 @@ class SolutionServer(Codec):
         if not is_last:
             return b""
         request, self.pieces = b"".join(self.pieces), []
-        return encode(self.result(*decode(request, most_items=len(request))), limit=self.limit)
+        return encode(self.result(*marshal.loads(request)), limit=self.limit)
 
     def result(self, action: str, given: Any, nodes: list[Any]) -> list[Any]:
         """Return whether the request succeeded, its result or its exception, and the nodes of both."""
@@ -121,7 +122,7 @@ class SolutionServer(Codec):
             mixin = next((each.__name__ for each in value.__mro__ if each in ATOMS and base in ("Enum", "Flag")), "")
             return "enum", base, mixin, [(key, each.value) for key, each in members.items()]
         if issubclass(value, tuple) and hasattr(value, "_fields"):
-            return "namedtuple", value._fields, tuple(value._field_defaults.values())
+            return "namedtuple", value._fields, tuple(vars(value)["_field_defaults"].values())
         own = [each for each in reversed(value.__mro__) if each.__module__ == value.__module__]
         return "handle", [self.class_parts(each) for each in own]
 
@@ -139,8 +140,8 @@ class SolutionServer(Codec):
         kind: Any = type(value)
         if isinstance(value, BaseException):
             return "error", [tuple(map(path_of, kind.__mro__)), value.args, attributes_of(value), text_of(value)]
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-            return "type", [value.__name__]
+        if isinstance(value, type) and value in vars(builtins).values():
+            return "type", [getattr(value, "__name__", "")]
         if isinstance(value, FUNCTIONS):
             return "function", []
         if hasattr(kind, "__next__"):
@@ -152,6 +153,8 @@ class SolutionServer(Codec):
     def parts(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of a value; an instance of a class that the tests name is no data."""
         kind = type(value)
+        if not self.enums and not self.classes:
+            return super().parts(value)
         if kind in self.enums:
             return "enum", [self.enums[kind], value.name]
         known = next((self.classes[each] for each in kind.__mro__ if each in self.classes), None)

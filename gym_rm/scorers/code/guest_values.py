@@ -11,6 +11,8 @@ import builtins
 import operator
 import sys
 
+from gym_rm.sandbox.values import decode, encode
+
 TYPE_CHECKING = False  # the import of typing would take a third of the start
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,7 @@ ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 MUTABLE = ("list", "dict", "set", "deque", "OrderedDict", "Counter", "defaultdict", "bytearray", "array", "ndarray")
 STAY = ("object", "instance", "class", "function", "iterator", "coroutine", "stream")
 PLAIN_DTYPES = "?biufcSUmM"
+LOADED: dict[str, Any] = {}
 VIEWS = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
 
 
@@ -117,7 +120,7 @@ class Codec:
             return (self.numbers[id(value)],)
         kind, items = self.parts(value)
         if kind == "atom":
-            return value
+            return decode(encode(value, limit=sys.maxsize))  # of its base
         self.next += 2
         self.keep(self.next, kind, value)
         return self.write_node(self.next, kind, items)
@@ -225,8 +228,10 @@ def type_at(path: str) -> Any:
 
 def imported(kind: str) -> Any:
     """Return the type of a kind."""
-    __import__(ITEMS[kind][0].rpartition(".")[0])
-    return type_at(ITEMS[kind][0])
+    if kind not in LOADED:
+        __import__(ITEMS[kind][0].rpartition(".")[0])
+        LOADED[kind] = type_at(ITEMS[kind][0])
+    return LOADED[kind]
 
 
 def build(kind: str, items: list[Any]) -> Any:
@@ -260,8 +265,9 @@ def fill(kind: str, value: Any, items: list[Any]) -> None:
     if isinstance(value, dict):
         items = items[1:] if kind == "defaultdict" else items
         value.clear()
+        put = imported(kind).__setitem__
         for key, item in zip(items[::2], items[1::2]):  # noqa: B905 (Python 3.9)
-            imported(kind).__setitem__(value, key, item)
+            put(value, key, item)
     elif kind == "set":
         value.clear()
         value.update(items)

@@ -386,7 +386,8 @@ def test_a_machine_that_stops_costs_no_time_and_sleep_does():
     [
         ("raise SystemExit(10**5000)", "assert f(1) == 2"),
         ("def f(x): raise SystemExit(10**5000)", "assert f(1) == 2"),
-        ("class A:\n    def x(self): pass\ndef f(x): return A() if x == 1 else 0", "assert f(f(1).x) == 2"),
+        ("class A:\n    def sort(self): pass\ndef f(x): return A()", "assert f(f(1).sort) == 2"),
+        ("import time\ntime.sleep(1.49)\ndef f(x): return 1", "assert f(1) == 2"),
         ("def f(x): return 'x' * (2**22 - 60)", "assert f(f(1)) == 2"),
         ("def f(x): return 'x' * 2**21", "assert f(f(1) * 3) == 2"),
         ("def f(x):\n    if x: raise ValueError", "try:\n    r = f(2)\nexcept ValueError:\n    pass\nassert r == 4"),
