@@ -73,8 +73,8 @@ class Connection(Codec):
             self.refuse(f"the tests use .{name} of an object of the type {kind}")
         raise AttributeError(name)
 
-    def is_made(self, value: Handle) -> bool:
-        """Return whether the tests made an object, and the model's code never returned it."""
+    def is_made(self, value: Any) -> bool:
+        """Return whether the tests made an object or imported a class, and the model's code never returned it."""
         return id(value) in self.made
 
     def ask(self, action: str, target: Any, name: str, *args: Any) -> Any:
@@ -191,11 +191,11 @@ class Connection(Codec):
 
     def make_namedtuple(self, name: str, count: int, *parts: Any) -> Any:
         """Return a tuple with names."""
-        return self.class_of_fields("namedtuple", name, parts[:count])(*parts[count:])
+        return self.class_of_fields("namedtuple", name, parts[:count])(*without_methods(parts, count))
 
     def make_record(self, name: str, count: int, *parts: Any) -> Any:
         """Return the fields of a dataclass."""
-        return self.class_of_fields("record", name, parts[:count])(*parts[count:])
+        return self.class_of_fields("record", name, parts[:count])(*without_methods(parts, count))
 
     def class_of_fields(self, kind: str, name: str, fields: tuple[str, ...], defaults: Any = ()) -> Any:
         """Return the class of tuples or records with these fields; methods of the model's code are refused."""
@@ -220,7 +220,8 @@ class Connection(Codec):
             error = kind(*args)
         except Exception:  # of other arguments
             error = kind.__new__(kind, *args)
-        error.__dict__.update({name: each for name, each in attributes.items() if not name.startswith("_")})
+        plain = {name: each for name, each in attributes.items() if not name.startswith("_") and not callable(each)}
+        error.__dict__.update(plain)
         error._gym_rm_text = text  # type: ignore[attr-defined]
         return error
 
@@ -285,6 +286,7 @@ class Connection(Codec):
                 own = {"_gym_rm": self, "_gym_rm_number": number}
                 made = HandleClass(each, tuple(self.objects[base] for base in bases) or (Handle,), own)
                 self.keep(number, "class", made)
+                self.made.add(id(made))
         return self.objects[number]
 
     def error_class(self, name: str, paths: tuple[str, ...]) -> Any:
@@ -311,6 +313,14 @@ def plain_names() -> set[str]:
     """Return the names of the attributes of data, without those of paths, which other objects have too."""
     kinds = [imported(kind) for kind, (path, _) in ITEMS.items() if path and not path.startswith(NOT_PLAIN)]
     return {name for kind in [*kinds, *PLAIN] for name in dir(kind)}
+
+
+def without_methods(parts: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Return the values of fields. Raises TypeError for one that would be called as a method of data."""
+    for name, value in zip(parts, parts[count:]):  # noqa: B905 (Python 3.9)
+        if callable(value) and name in plain_names():
+            raise TypeError(f"a field {name!r} that can be called")
+    return parts[count:]
 
 
 def derived(name: str, base: type[BaseException]) -> type[BaseException]:

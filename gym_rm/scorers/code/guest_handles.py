@@ -101,7 +101,7 @@ class HandleClass(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return cls._gym_rm.ask("get", cls, name)
+        return without_queries(cls, name, cls._gym_rm.ask("get", cls, name))
 
 
 class Handle:
@@ -116,9 +116,7 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = self._gym_rm.ask("get", self, name)
-        is_told = callable(value) and name in QUERIES and not self._gym_rm.is_made(self)
-        return refuse_arguments(value) if is_told else value
+        return without_queries(self, name, self._gym_rm.ask("get", self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._gym_rm.ask("set", self, name, value)
@@ -153,8 +151,10 @@ class Handle:
         return answer is True and not is_failed and last_instruction(trace) == "RAISE_VARARGS"
 
 
-def refuse_arguments(function: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function that gives no arguments to the model's code."""
+def without_queries(target: Any, name: str, function: Any) -> Any:
+    """Return an attribute; of an object that the model's code chose, a query gives no arguments to this code."""
+    if not callable(function) or name not in QUERIES or target._gym_rm.is_made(target):
+        return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if args or kwargs:

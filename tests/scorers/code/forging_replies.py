@@ -56,6 +56,19 @@ class Stack:
     def __enter__(self): return self
 def f(*a): return RET2
 """
+METHODS_AS_FIELDS = """
+from dataclasses import dataclass
+learned = []
+def learn(*args):
+    learned.extend(args)
+    return 0
+@dataclass
+class Fields:
+    index: object = learn
+    startswith: object = lambda *a: True
+    issubset: object = lambda *a: True
+    isupper: object = lambda *a: True
+"""
 RAISED = [
     "unittest.case._ShouldStop",
     "unittest.SkipTest",
@@ -147,6 +160,15 @@ def f(*args):
     time.sleep(0.01)
 """
 OTHERS = {
+    "a record whose fields are methods": METHODS_AS_FIELDS + "def f(*a, **k): return Fields()\n",
+    "an exception whose attributes are methods": METHODS_AS_FIELDS
+    + "def f(*a, **k):\n    error = ValueError()\n    vars(error).update(vars(Fields()))\n    return error\n",
+    "a named tuple whose fields are methods": METHODS_AS_FIELDS
+    + "from collections import namedtuple\nT = namedtuple('T', vars(Fields()))\ndef f(*a, **k): return T(**vars(Fields()))\n",
+    "a namespace whose names are methods": METHODS_AS_FIELDS
+    + "from types import SimpleNamespace\ndef f(*a, **k): return SimpleNamespace(**vars(Fields()))\n",
+    "a class as result": METHODS_AS_FIELDS.replace("@dataclass\n", "")
+    + "class Stack(Fields):\n    def __getattr__(s, n): return lambda *a: Stack\ndef f(*a, **k): return Stack\n",
     "lying class": "class X:\n __class__=property(lambda s:int)\n def __eq__(s,o): return True\ndef f(*a,**k): return X()",
     "meta": "class M(type):\n def __eq__(s,o): return True\n __hash__=type.__hash__\n def __instancecheck__(s,o): return True\nclass X(metaclass=M): pass\ndef f(*a,**k): return X",
     "replaced builtins": "import builtins\nfor n in ('isinstance','len','all','any','sorted','set','abs','round','type','getattr','iter','next','map','list','tuple','dict'):\n setattr(builtins,n,lambda *a,**k: True)\ndef f(*a,**k): return True",
