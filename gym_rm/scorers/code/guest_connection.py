@@ -19,6 +19,7 @@ from gym_rm.scorers.code.guest_handles import (
     Opaque,
     SolutionError,
     Unsupported,
+    is_class_name,
     is_of_harness,
 )
 from gym_rm.scorers.code.guest_values import ITEMS, Codec, imported, type_at
@@ -68,14 +69,18 @@ class Connection(Codec):
         return Unsupported(text)
 
     def refuse_attribute(self, name: str, kind: str) -> Any:
-        """Refuse an attribute that no data has, and raise AttributeError for others."""
-        if not name.startswith("_") and name not in plain_names():
+        """Refuse an attribute that no data has, and raise AttributeError for others, or where a class was expected."""
+        if kind and not name.startswith("_") and name not in plain_names():
             self.refuse(f"the tests use .{name} of an object of the type {kind}")
         raise AttributeError(name)
 
     def is_made(self, value: Any) -> bool:
         """Return whether the tests made an object or imported a class, and the model's code never returned it."""
         return id(value) in self.made
+
+    def is_of_class(self, value: Any) -> bool:
+        """Return whether the tests expect a class by the name by which they import that of an object."""
+        return any(is_class_name(name) and isinstance(value, kind) for name, kind in self.classes.items())
 
     def ask(self, action: str, target: Any, name: str, *args: Any) -> Any:
         """Send a request without keywords, and return its result."""
@@ -250,7 +255,7 @@ class Connection(Codec):
     def entry(self, name: str) -> Any:
         """Return the function or the class that the tests call by this name."""
         kind, found = self.described(name)
-        return found if kind == "handle" else Function(self, name)
+        return found if kind == "handle" and is_class_name(name) else Function(self, name)
 
     def describe(self, name: str) -> Any:
         """Return what a name of the model's code stands for. Raises AttributeError if it is not there."""
@@ -267,6 +272,8 @@ class Connection(Codec):
         answer = self.ask("describe", None, name)
         try:
             kind, *parts = answer
+            if kind == "value" and isinstance(parts[0], Opaque) and is_class_name(name):
+                return "function", Function(self, name)
             if kind in ("missing", "function", "value"):
                 return str(kind), parts[0] if parts else Function(self, name)
             self.classes[name] = self.classes.get(name) or getattr(self, f"{kind}_class")(name, *parts)

@@ -46,6 +46,8 @@ def run_tests(
 ) -> CodeVerdict:
     """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
 
+    In the layer "unsafe" code can end itself that way, so that a second time is its verdict.
+
     Args:
         sandbox: where the sessions come from, which serve one row.
         sources: the model's code, to be executed one after another.

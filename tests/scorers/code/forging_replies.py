@@ -160,6 +160,7 @@ def f(*args):
     time.sleep(0.01)
 """
 OTHERS = {
+    "functions for classes": "def Stack(*a):\n    return type('Other', (), {'push': 1})()\nE = object()\nclass F:\n    def __init__(s, *a): pass\nf = F\n",
     "a record whose fields are methods": METHODS_AS_FIELDS + "def f(*a, **k): return Fields()\n",
     "an exception whose attributes are methods": METHODS_AS_FIELDS
     + "def f(*a, **k):\n    error = ValueError()\n    vars(error).update(vars(Fields()))\n    return error\n",

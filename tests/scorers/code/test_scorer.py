@@ -411,9 +411,17 @@ def test_rewards_do_not_depend_on_other_replies_of_the_call(fast):
         assert fast.score(conversations, [prompt] * len(order)).rewards.tolist() == [float(k > 0) for k in order]
 
 
+def test_code_that_kills_itself_where_it_can_earns_nothing():
+    with open_scorer("unsafe") as scorer:
+        score = grade(scorer, "import os\ndef double(x): os.kill(os.getpid(), 9)")
+    assert (score.error, score.reward, score.infos["verdict"]) == (None, 0.0, "forbidden")
+
+
 def test_a_row_whose_process_is_killed_twice_is_named():
     before = descendants()
-    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer, killing(before):
+    with open_scorer("auto", timeout=20, num_workers=1) as scorer, killing(before):
+        if scorer._sandbox.layer == "unsafe":
+            pytest.skip("code can kill itself")
         score = grade(scorer, "import time\ntime.sleep(3)\ndef double(x): return 2 * x")
     assert "from outside" in score.error
 
