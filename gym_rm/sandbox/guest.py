@@ -7,6 +7,7 @@ everything here: whatever is said over the pipe is a claim of that code, and the
 from __future__ import annotations
 
 import _ast
+import _thread
 import io
 import os
 import sys
@@ -24,6 +25,7 @@ MEMORY_EXIT = 86
 MAX_MESSAGE = 2000
 FILE = "<code>"
 INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+THREAD_STACK = 8 << 20  # as usual on Linux; by default a thread would take as much as the first one
 AST_ONLY = 0x400  # ast.PyCF_ONLY_AST, without the import of ast
 FORBIDDEN_ERRNOS = (1, 13, 30)  # EPERM, EACCES, EROFS
 
@@ -46,6 +48,8 @@ class Guest:
         sys.modules["builtins"].open = io.open = open_file  # type: ignore[attr-defined]
         vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)  # as the module site does
         self.recursion = sys.getrecursionlimit()
+        _thread.stack_size(THREAD_STACK)
+        getattr(sys, "set_int_max_str_digits", int)(0)
         self.stdout, self.stderr = sys.stdout, sys.stderr
 
     def serve(self, paths: list[str], imports: list[str]) -> None:
@@ -152,6 +156,7 @@ class Guest:
             os.dup2(self.input, 0)
             stdin = io.BufferedReader(io.FileIO(0, closefd=False))
         sys.stdin = io.TextIOWrapper(stdin, encoding="utf-8", errors="surrogateescape")
+        sys.stdin.mode = "r"  # type: ignore[misc]  # as the interpreter does, which programs read
 
     def flush(self) -> None:
         """Write out what was printed, before the reply that follows it."""

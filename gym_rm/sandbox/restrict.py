@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SECCOMP_MODE_FILTER = 2
+M_ARENA_MAX = -8
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on all architectures
 WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 
@@ -26,6 +27,8 @@ WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 def restrict(settings: dict[str, Any]) -> None:
     """Apply the limits and layers of `settings` to this process. Raises OSError if one cannot be applied."""
     libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_ARENA_MAX, 1)  # each thread would take 64 MiB of address space
     set_limits(settings)
     if settings["user"]:
         os.setgroups([])

@@ -6,14 +6,18 @@ The model's code shares this process and may change everything here, so that an 
 from __future__ import annotations
 
 import builtins
+import marshal
 import operator
+import types
 
-from gym_rm.sandbox.values import decode, encode
-from gym_rm.scorers.code.guest_values import ATOMS, GROUPS, Codec, path_of
+from gym_rm.sandbox.values import encode
+from gym_rm.scorers.code.guest_values import ATOMS, Codec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 class SolutionServer(Codec):
@@ -23,66 +27,161 @@ class SolutionServer(Codec):
     """
 
     def __init__(self, names: dict[str, Any], limit: int) -> None:
-        super().__init__()
+        super().__init__(1)
         self.names = names
         self.limit = limit
-        self.objects: list[Any] = []
+        self.pieces: list[bytes] = []
+        self.loop: Any = None
+        self.enums: dict[type, str] = {}  # those that the tests name
+        self.classes: dict[type, int] = {}  # those that the tests name, whose instances are objects for them
 
-    def write_object(self, value: Any) -> list[Any]:
-        """Return the handle of an object."""
-        number = next((k for k, known in enumerate(self.objects) if known is value), len(self.objects))
-        if number == len(self.objects):
-            self.objects.append(value)
-        return ["r", number, [path_of(kind) for kind in type(value).__mro__]]
+    def serve(self, piece: bytes, is_last: bool) -> bytes:
+        """Take a piece of a request, and answer it after the last. Raises CrossingError if the answer is too large."""
+        self.pieces.append(piece)
+        if not is_last:
+            return b""
+        request, self.pieces = b"".join(self.pieces), []
+        return encode(self.result(*marshal.loads(request)), limit=self.limit)
 
-    def read_object(self, data: list[Any]) -> Any:
-        """Return the object of a handle."""
-        value = self.find(data[1]) if data[0] == "c" else self.objects[data[1]]
-        for name in data[2:]:
-            value = getattr(value, name)
-        return value
-
-    def serve(self, request: bytes) -> bytes:
-        """Answer a request. Raises CrossingError if the answer is too large."""
-        return encode(self.result(*decode(request, most_items=len(request))), limit=self.limit)
-
-    def result(self, action: str, name: str, args: list[Any], kwargs: list[Any]) -> list[Any]:
-        """Return `[True, value]`, with the changed arguments of a call without a result, or `[False, error]`."""
+    def result(self, action: str, given: Any, nodes: list[Any]) -> list[Any]:
+        """Return whether the request succeeded, its result or its exception, and the nodes of both."""
+        self.start()
+        succeeded = True
         try:
-            given = list(self.read(args))
-            value = self.answer(action, name, list(given), self.read(kwargs))
-            if value is None and action in ("call", "method", "class call"):
-                after = [item if type(item) in (list, dict, set, bytearray) else None for item in given]
-                return [True, ["v", None], self.write(after)]
-            return [True, self.write(value)]
+            target, name, args, kwargs = self.read(given, nodes)
+            value = getattr(self, f"do_{action}")(target, name, args, kwargs)
         except MemoryError:
             raise
         except BaseException as error:
-            kinds = [path_of(kind) for kind in type(error).__mro__]
-            has_plain_args = type(error).__module__ == "builtins" and self.is_plain(error.args)
-            return [False, kinds, list(error.args) if has_plain_args else [str(error)], self.write(error)]
+            succeeded, value = False, error
+        self.learn_kinds()
+        item = self.write(value)
+        self.write_changes()
+        return [succeeded, item, self.take_written()]
 
-    def answer(self, action: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Do what a request asks for, and return the result."""
-        if action == "call":
-            return self.find(name)(*args, **kwargs)
-        if action == "describe":
-            return self.describe(name)
-        if action == "apply":
-            return getattr(operator if hasattr(operator, name) else builtins, name)(*args)
-        if action == "plain":  # of a class that extends a builtin one: the builtin value
-            bases: Any = [kind for kind in (*ATOMS[1:], *GROUPS.values(), dict) if isinstance(args[0], kind)]
-            return bases[0](args[0]) if bases else args[0]
-        if action == "next":
-            return next(([value] for value in args[0]), [])
-        target = self.find(name.partition(".")[0]) if action.startswith("class ") else args.pop(0)
-        name = name.partition(".")[2] or name
-        if action == "set":
-            return setattr(target, name, args[0])
-        value = getattr(target, name)
-        if action.endswith("get"):
-            return [True, None] if callable(value) else [False, value]
-        return value(*args, **kwargs)
+    def do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function of the namespace, or an object that was given out."""
+        return (self.find(name) if target is None else target)(*args, **kwargs)
+
+    def do_get(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return an attribute."""
+        return getattr(target, name)
+
+    def do_set(self, target: Any, name: str, args: Any, kwargs: Any) -> None:
+        """Set an attribute."""
+        setattr(target, name, *args)
+
+    def do_operate(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator, a builtin function, or a special method."""
+        if name == "__exit__":
+            return target.__exit__(None if args[0] is None else type(args[0]), args[0], None)
+        if name.startswith("__"):
+            return getattr(target, name)(*args)
+        return getattr(operator if hasattr(operator, name) else builtins, name)(target, *args)
+
+    def do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the value of an object whose class extends one of data, else the object."""
+        self.learn_kinds()
+        base = next((each for each in type(target).__mro__ if each in self.kinds or each in ATOMS), None)
+        return target if base is None else base(target)
+
+    def do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Return (True, the next item of an iterator), or (False, what its generator returned)."""
+        try:
+            return True, next(target) if args[0] is None else target.send(args[0])
+        except StopIteration as end:
+            return False, end.value
+
+    def do_await(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the result of a coroutine, or (True, item) and (False, None) of an asynchronous iterator."""
+        import asyncio
+
+        self.loop = self.loop or asyncio.new_event_loop()
+        if name != "anext":
+            return self.loop.run_until_complete(target)
+        try:
+            return True, self.loop.run_until_complete(target.__anext__())
+        except StopAsyncIteration:
+            return False, None
+
+    def do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return what a name stands for: ("missing",), ("value", value), ("function",) or the parts of a class."""
+        value: Any = self.names.get(name)
+        solution = self.names.get("Solution")
+        if name not in self.names and isinstance(solution, type) and hasattr(solution, name):
+            return ("function",)
+        if callable(value) and not isinstance(value, type):
+            return ("function",)
+        if not isinstance(value, type) or value in vars(builtins).values():
+            return ("value", value) if name in self.names else ("missing",)
+        if issubclass(value, BaseException):
+            return "error", tuple(map(path_of, value.__mro__))
+        if members := getattr(value, "__members__", None):
+            self.enums[value] = name
+            base = next(each.__name__ for each in value.__mro__ if each.__module__ == "enum")
+            mixin = next((each.__name__ for each in value.__mro__ if each in ATOMS and base in ("Enum", "Flag")), "")
+            return "enum", base, mixin, [(key, each.value) for key, each in members.items()]
+        if issubclass(value, tuple) and hasattr(value, "_fields"):
+            return "namedtuple", value._fields, tuple(vars(value)["_field_defaults"].values())
+        own = [each for each in reversed(value.__mro__) if each.__module__ == value.__module__]
+        return "handle", [self.class_parts(each) for each in own]
+
+    def class_parts(self, kind: type) -> tuple[str, int, list[int]]:
+        """Return the name, the number and the bases of a class whose instances are objects for the tests."""
+        if kind not in self.classes:
+            self.next += 2
+            self.keep(self.next, "class", kind)
+            self.classes[kind] = self.next
+        bases = [self.classes[each] for each in kind.__bases__ if each in self.classes]
+        return kind.__name__, self.classes[kind], bases
+
+    def other(self, value: Any) -> tuple[str, list[Any]]:
+        """Return the kind and the items of an object that is no data."""
+        kind: Any = type(value)
+        if isinstance(value, BaseException):
+            return "error", [tuple(map(path_of, kind.__mro__)), value.args, attributes_of(value), text_of(value)]
+        if isinstance(value, type) and value in vars(builtins).values():
+            return "type", [getattr(value, "__name__", "")]
+        if isinstance(value, FUNCTIONS):
+            return "function", []
+        if hasattr(kind, "__next__"):
+            return "iterator", []
+        if hasattr(kind, "__await__"):
+            return "coroutine", []
+        return ("stream", []) if hasattr(kind, "__anext__") else ("object", [kind.__name__])
+
+    def parts(self, value: Any) -> tuple[str, list[Any]]:
+        """Return the kind and the items of a value; an instance of a class that the tests name is no data."""
+        kind = type(value)
+        if not self.enums and not self.classes:
+            return super().parts(value)
+        if kind in self.enums:
+            return "enum", [self.enums[kind], value.name]
+        known = next((self.classes[each] for each in kind.__mro__ if each in self.classes), None)
+        return super().parts(value) if known is None else ("instance", [known])
+
+    def make(self, kind: str, items: list[Any]) -> Any:
+        """Return the object that the tests have given."""
+        if kind == "type":
+            return getattr(__import__(items[0]), items[1])
+        if kind == "enum":
+            return self.names[items[0]][items[1]]
+        if kind == "error":
+            return next(filter(None, map(self.error_of, items[0])))(*items[1])
+        own: Any = self.names.get(items[0])
+        count = items[1]
+        values = items[2 + count :]
+        if kind == "namedtuple":
+            return own(*values) if own is not None else tuple(values)
+        value = object.__new__(own)
+        for name, item in zip(items[2:], values):  # noqa: B905 (Python 3.9)
+            object.__setattr__(value, name, item)
+        return value
+
+    def error_of(self, path: str) -> Any:
+        """Return the exception of the namespace or of the language at a path, else None."""
+        name = path.rpartition(".")[2]
+        return self.names.get(name) or getattr(builtins, name, None)
 
     def find(self, name: str) -> Any:
         """Return the value of a name, or the method of a class `Solution`."""
@@ -93,12 +192,20 @@ class SolutionServer(Codec):
             raise NameError(f"name {name!r} is not defined")
         return self.names[name]
 
-    def describe(self, name: str) -> list[Any]:
-        """Return what a name stands for."""
-        if name not in self.names:
-            return ["missing"]
-        value = self.names[name]
-        if isinstance(value, type):
-            self.named.add(value)
-            return ["class", [path_of(kind) for kind in value.__mro__]]
-        return ["function"] if callable(value) else ["value", value]
+
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """Return the public attributes of an exception that were set."""
+    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def path_of(kind: type) -> str:
+    """Return the module and the name of a class."""
+    return f"{kind.__module__}.{kind.__name__}"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import opcode
 import os
 import sys
 import types
 
-from gym_rm.sandbox.values import CrossingError
-from gym_rm.scorers.code.guest_proxies import BrokenAnswer, Connection, SolutionModule
+from gym_rm.scorers.code.guest_connection import Connection, SolutionModule
+from gym_rm.scorers.code.guest_handles import FILE, last_instruction
 from gym_rm.scorers.code.guest_units import BrokenTests, run_units
+from gym_rm.scorers.code.guest_values import VIEWS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
-
-FILE = "<tests>"
-SMALL_ANSWER = 256  # bytes: no value of the model's code that the tests could have made too large
 
 
 class Report:
@@ -48,42 +45,28 @@ class Report:
 
     def verdict(self, error: BaseException) -> str:
         """Return how the model's code failed, or "error" if the tests are wrong, whatever this code does."""
-        if isinstance(error, BrokenTests) or not self.connection.requests:
+        if isinstance(error, BrokenTests):
             return "error"
-        if isinstance(error, BrokenAnswer):
-            return "forbidden"
-        if "_gym_rm_held" in vars(error):  # raised by the model's code
+        if "_gym_rm_raised" in vars(error):  # by the model's code
             known = {PermissionError: "forbidden", MemoryError: "memory"}
             return next((known[kind] for kind in known if isinstance(error, kind)), "exception")
-        if isinstance(error, CrossingError):
-            return "error" if self.connection.largest <= SMALL_ANSWER else "output"
+        if isinstance(error, ImportError) and str(error.name).partition(".")[0] == "solution":
+            return "exception"
+        if not self.connection.requests:
+            return "error"
         if isinstance(error, NameError) and str(error).split("'")[1:2] in [[name] for name in self.undefined]:
             return "error"
-        if isinstance(error, ImportError):
-            if str(error.name).partition(".")[0] == "solution":
-                return "exception"
-            return "error" if is_raised_by_import(error) else "wrong_answer"
-        return "wrong_answer"
-
-
-def is_raised_by_import(error: BaseException) -> bool:
-    """Return whether an import statement of the tests led to an error."""
-    trace, name = error.__traceback__, ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename == FILE:
-            name = opcode.opname[code.co_code[trace.tb_lasti]]
-        trace = trace.tb_next
-    return name.startswith("IMPORT_")
+        is_import = isinstance(error, ImportError) and last_instruction(error.__traceback__).startswith("IMPORT_")
+        return "error" if is_import else "wrong_answer"
 
 
 @contextlib.contextmanager
 def counted(report: Report, case: int, handled: bool) -> Iterator[None]:
-    """Count an assert statement, and go on if it fails. `handled`: its error is for a handler of the tests."""
+    """Count a case, and go on if it fails. `handled`: its error is also for a handler of the tests."""
     try:
         yield
     except BaseException as error:
-        report.count(case, None if handled else error)
+        report.count(case, error)
         if handled:
             raise
     else:
@@ -91,7 +74,7 @@ def counted(report: Report, case: int, handled: bool) -> Iterator[None]:
 
 
 def run(
-    serve: Callable[[bytes], bytes],
+    serve: Callable[[bytes, bool], list[Any]],
     limit: int,
     entry_point: str,
     parts: list[str],
@@ -106,13 +89,13 @@ def run(
     tests, which is known only now.
     """
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (what tests print is nobody's output)
-    connection = Connection(serve, limit)
+    connection = Connection(serve, limit, "\n".join(parts))
     report, total = Report(connection, undefined), 0
     sys.modules["solution"] = SolutionModule(connection)
     module = sys.modules["tests"] = types.ModuleType("tests")
     module.__dict__["_gym_rm_assert"] = lambda number, handled: counted(report, number, handled)
     if entry_point:
-        module.__dict__["candidate"] = module.__dict__[entry_point] = connection.caller("call", entry_point)
+        module.__dict__["candidate"] = module.__dict__[entry_point] = connection.entry(entry_point)
     for k, source in enumerate(parts):
         try:
             exec(compiled(source), module.__dict__)
@@ -124,14 +107,14 @@ def run(
         if units:
             total = run_units(module, report)
     for k, (args, expected) in enumerate(calls):
-        connection.largest = 0  # the arguments are the row's
         with counted(report, k, False):
             result = module.__dict__["candidate"](*args)
             assert as_json(result) == as_json(expected), f"expected {expected!r:.200}, got {result!r:.200}"
         if report.error and stop_early:
             break
     passed = len(report.ran - report.failed)
-    return {"passed": passed, "total": total, "error": report.error, "unsupported": connection.unsupported}
+    first = ["forbidden", "", connection.fault] if connection.fault else report.error
+    return {"passed": passed, "total": total, "error": first, "unsupported": connection.unsupported}
 
 
 def compiled(source: str) -> types.CodeType:
@@ -144,8 +127,10 @@ def compiled(source: str) -> types.CodeType:
 
 def as_json(value: Any) -> Any:
     """Return a value as a JSON file has it, where a tuple is a list."""
-    if type(value) in (list, tuple):
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    if type(value) in (list, tuple, *VIEWS.values()):
         return [as_json(item) for item in value]
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {str(key): as_json(item) for key, item in value.items()}
     return value

@@ -42,7 +42,11 @@ def run_by_unittest(module: types.ModuleType, report: Report) -> int:
     import unittest
 
     class Result(unittest.TestResult):
-        """Counts each test once. What the tests skip does not count, any other skip is missing."""
+        """Counts each test once. One that is skipped before it asks the model's code does not count."""
+
+        def startTest(self, test: Any) -> None:
+            super().startTest(test)
+            self.asked = report.connection.requests
 
         def addSuccess(self, test: Any, err: Any = None) -> None:
             report.count(test)
@@ -60,15 +64,14 @@ def run_by_unittest(module: types.ModuleType, report: Report) -> int:
             report.count(test, AssertionError("unexpected success"))
 
         def addSkip(self, test: Any, reason: str) -> None:
-            method = getattr(test, getattr(test, "_testMethodName", ""), None)
-            if any(getattr(each, "__unittest_skip__", False) for each in (method, type(test))):
+            if report.connection.requests == self.asked:
                 self.skipped.append((test, reason))
 
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
     suite.addTests(plain_tests(module))
     size, result = suite.countTestCases(), Result()
     suite.run(result)
-    return size - len(result.skipped)
+    return size - len({test for test, _ in result.skipped} - report.ran)
 
 
 def plain_tests(module: types.ModuleType) -> Iterator[unittest.TestCase]:
@@ -107,6 +110,7 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
     import unittest
 
     import pytest
+    from _pytest.fixtures import FixtureLookupError
 
     class Tests(pytest.Module):
         """The module of the tests."""
@@ -118,6 +122,10 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
         """Collects from this module, and counts."""
 
         required = 0
+        asked = 0
+
+        def pytest_runtest_logstart(self) -> None:
+            self.asked = report.connection.requests
 
         def pytest_collection(self, session: Any) -> bool:
             tests = Tests.from_parent(session, path=pathlib.Path("/tests.py"))
@@ -134,11 +142,9 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
             outcome = yield
-            skips = [mark for mark in item.iter_markers() if mark.name in ("skip", "skipif")]
-            skips += [each for each in (item.obj, item.cls) if getattr(each, "__unittest_skip__", False)]
-            if outcome.skipped and skips:
-                self.required -= 1
-            elif outcome.failed and call.excinfo is not None and call.excinfo.typename == "FixtureLookupError":
+            if outcome.skipped and not hasattr(outcome, "wasxfail"):
+                self.required -= report.connection.requests == self.asked
+            elif outcome.failed and call.excinfo is not None and isinstance(call.excinfo.value, FixtureLookupError):
                 report.note(BrokenTests(f"{item.name} needs a fixture that does not exist"))
             elif outcome.failed or (is_raised_by_code(call) and not item.get_closest_marker("xfail")):
                 error = AssertionError(str(outcome.longrepr)) if call.excinfo is None else call.excinfo.value
@@ -156,7 +162,7 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
             return True
 
     def is_raised_by_code(call: Any) -> bool:  # such as pytest.xfail, which is for tests alone
-        return call.excinfo is not None and "_gym_rm_held" in vars(call.excinfo.value)
+        return call.excinfo is not None and "_gym_rm_raised" in vars(call.excinfo.value)
 
     plugin = Plugin()
     pytest.main([*OPTIONS], plugins=[plugin])

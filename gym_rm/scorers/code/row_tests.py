@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import importlib
 import json
 import re
 import symtable
@@ -15,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
+from gym_rm.scorers.code.names import imports_of, judges, module_of
 from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
 from gym_rm.types import Prompt
 
 CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
-LIBRARY = ("math", "collections", "itertools", "functools", "copy", "datetime", "decimal", "fractions")
-"""Modules whose names tests use without importing them."""
 USUAL_IMPORTS = """
 from typing import *
 from bisect import *
@@ -75,30 +73,42 @@ class RowTests:
 
 
 class CountedAsserts(ast.NodeTransformer):
-    """Puts every assert of the tests of a row into a `with _gym_rm_assert(...)`, which counts it and goes on."""
+    """Puts every assert of the tests of a row into a `with _gym_rm_assert(...)`, which counts it and goes on.
+
+    A `try` with handlers is one case: some of its asserts are there not to be reached.
+    """
 
     def __init__(self) -> None:
         self.asserts = 0
-        self.handled = False
+        self.is_handled: bool | None = None
 
     def source(self, tree: ast.Module) -> str:
         """Return the source of tests with counted asserts."""
         return ast.unparse(ast.fix_missing_locations(self.visit(tree)))
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Count the assert."""
+        """Count the assert; in a `try`, only its failure that the handlers would hide."""
+        if self.is_handled is None:
+            self.asserts += 1
+        return node if self.is_handled is False else self._counted(node, self.asserts)
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Count a `try` that has handlers and asserts."""
+        if self.is_handled is not None or not node.handlers or not _has(node, ast.Assert):
+            return self.generic_visit(node)
         self.asserts += 1
-        arguments: list[ast.expr] = [ast.Constant(self.asserts), ast.Constant(self.handled)]
+        self.is_handled = not any(_has(handler, (ast.Assert, ast.Raise)) for handler in node.handlers)
+        node.body = [self.visit(each) for each in node.body]
+        self.is_handled = None
+        return self._counted(node, self.asserts)
+
+    def _counted(self, node: ast.stmt, case: int) -> ast.stmt:
+        arguments: list[ast.expr] = [ast.Constant(case), ast.Constant(bool(self.is_handled))]
         return ast.With([ast.withitem(ast.Call(ast.Name("_gym_rm_assert", ast.Load()), arguments, []))], [node])
 
-    def visit_Try(self, node: ast.Try) -> ast.stmt:
-        """Leave what an assert raises to the handlers around it."""
-        outer, self.handled = self.handled, self.handled or bool(node.handlers)
-        node.body = [self.visit(each) for each in node.body]
-        self.handled = outer
-        for part in (node.handlers, node.orelse, node.finalbody):
-            part[:] = [self.visit(each) for each in part]
-        return node
+
+def _has(node: ast.AST, kinds: type | tuple[type, ...]) -> bool:
+    return any(isinstance(each, kinds) for each in ast.walk(node))
 
 
 def read_tests(prompt: Prompt | None) -> RowTests:
@@ -172,21 +182,10 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     stub, preamble = prompt_code(text, name)
     setup = f"{_helpers(preamble)}\n{setup}"
     missing = [each for each in _undefined([setup, *listed]) if each != name and not _is_module(each, trees)]
-    first = "\n".join([*map(_import_of, missing), setup])
+    first = "\n".join([*imports_of(missing, trees, known=name), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
     return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
-
-
-def _import_of(name: str) -> str:
-    """Return the import of a name that the tests forgot: of the library, else of the model's code.
-
-    The model's code must not choose what compares its results.
-    """
-    if name in sys.stdlib_module_names:
-        return f"import {name}"
-    source = next((module for module in LIBRARY if hasattr(importlib.import_module(module), name)), "solution")
-    return f"from {source} import {name}"
 
 
 def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
@@ -198,9 +197,9 @@ def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
 
 def _first_call(trees: Sequence[ast.Module]) -> str:
     """Return the name of the function that most of the asserts call."""
-    known = {*dir(builtins), "isclose"}
     calls = [set().union(*(_called(node) for node in ast.walk(tree))) for tree in trees]
     names = dict.fromkeys(name for tree in trees for node in ast.walk(tree) for name in _called(node))
+    known = {name for name in names if hasattr(builtins, name) or module_of(name)} | judges(names, trees)
     return max(names, key=lambda name: (name not in known, sum(name in called for called in calls)), default="")
 
 
@@ -232,10 +231,8 @@ def _helpers(preamble: str) -> str:
 
 def _units(name: str, source: str) -> RowTests:
     tree, counter = _parse(name, source), CountedAsserts()
-    used = _undefined([source])
-    for node in ast.walk(tree):  # the model's code must not choose names of the tests: it would replace their functions
-        if isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*" and used:
-            node.names = [ast.alias(each) for each in used]
+    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
+    tree = _NamedImports(imports).visit(tree)
     mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
     tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
     functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -246,6 +243,18 @@ def _units(name: str, source: str) -> RowTests:
     if not counter.asserts:
         raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
     return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
+
+
+class _NamedImports(ast.NodeTransformer):
+    """Replaces `from solution import *`: the model's code must not choose names of the tests."""
+
+    def __init__(self, imports: Sequence[ast.stmt]) -> None:
+        self.imports = imports
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
+        """Return the imports of the names that the tests use."""
+        is_all = node.module == "solution" and node.names[0].name == "*"
+        return [*self.imports] or ast.Pass() if is_all else node
 
 
 def _undefined(sources: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from gym_rm.scorers.code.verdicts import CodeVerdict, lines_of, shown
 KILLED_TWICE = "the process of the code was ended from outside or got no time of the machine, and again in a second run"
 _VERDICT_OF_STATUS = {"exit": "exception", "invalid": "forbidden"}
 _MOST_OUTPUT = 1 << 16
-_FRAME_BYTES = 1 << 12  # around an answer that a process passes on
+_FRAME_BYTES = 1 << 12  # around an answer that a process passes on, without what was printed
 _GUEST = """
 import sys
 for name, source in {sources}:
@@ -38,13 +38,15 @@ def guest_program(*names: str) -> str:
 
 
 SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
-TESTS_PROGRAM = guest_program("guest_values", "guest_proxies", "guest_units", "guest_tests")
+TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_connection", "guest_units", "guest_tests")
 
 
 def run_tests(
     sandbox: Sandbox, sources: Sequence[str], tests: RowTests, timeout: float, *, stop_early: bool
 ) -> CodeVerdict:
     """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
+
+    In the layer "unsafe" code can end itself that way, so that a second time is its verdict.
 
     Args:
         sandbox: where the sessions come from, which serve one row.
@@ -57,6 +59,8 @@ def run_tests(
     for _ in range(2):
         with contextlib.suppress(_Killed):
             return run(sandbox, sources, tests, TimeLimit(timeout), stop_early)
+    if sandbox.layer == "unsafe":  # where code can kill itself
+        return CodeVerdict("forbidden", 0, tests.total, message=KILLED_TWICE)
     return CodeVerdict.failed(KILLED_TWICE, tests.total)
 
 
@@ -64,7 +68,8 @@ def _program(
     sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool
 ) -> CodeVerdict:
     answer_bytes = sandbox.limits.reply_bytes
-    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + _FRAME_BYTES})
+    frame_bytes = _FRAME_BYTES + 4 * sandbox.limits.output_bytes
+    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + frame_bytes})
     with sandbox.session(limits) as session:
         solution = _Solution(session, limit)
         serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
@@ -116,7 +121,7 @@ class _Solution:
     """The session of the model's code, which the tests reach through `serve`.
 
     `fault` is the verdict if this code has ended (out of time, of memory, ...), and `message` says why; `was_asked`
-    says whether the tests have reached it.
+    says whether the tests have reached it, `was_slow` whether it left them less than nine tenths of the time.
     """
 
     def __init__(self, session: SandboxSession, limit: TimeLimit) -> None:
@@ -125,6 +130,7 @@ class _Solution:
         self.fault: str | None = None
         self.message = ""
         self.was_asked = False
+        self.was_slow = False
         self.stdout = ""
 
     def load(self, sources: Sequence[str], tests: RowTests) -> CodeVerdict | None:
@@ -133,6 +139,7 @@ class _Solution:
             reply = self._checked(self._session.execute(source, main=False, limit=self._limit))
             if reply.status != "ok":
                 return CodeVerdict(_verdict(reply), 0, tests.total, self.stdout, _message(reply))
+        self.was_slow = self._limit.used > 0.1 * self._limit.seconds
         return None
 
     def serve(self, args: list[Any]) -> SandboxReply:
@@ -141,7 +148,7 @@ class _Solution:
         if self.fault is None:
             reply = self._checked(self._session.call("_gym_rm_serve", args, limit=self._limit))
             if reply.status == "ok" and type(reply.value) is bytes:
-                return SandboxReply("ok", reply.value)
+                return SandboxReply("ok", [reply.value, reply.stdout, reply.stderr])
             self.fault = "forbidden" if reply.status == "ok" else _verdict(reply)
             self.message = _message(reply)
         return SandboxReply("exception", None, "RuntimeError", f"the code has ended: {self.fault}")
@@ -166,7 +173,8 @@ def _verdict_of_run(reply: SandboxReply, tests: RowTests, solution: _Solution) -
         return CodeVerdict(solution.fault, min(passed, total - 1), total, message=solution.message)
     if log.get("unsupported"):
         return CodeVerdict.failed(f"{log['unsupported']}, which cannot cross to its process", total)
-    if verdict == "error" or (reply.status != "ok" and not solution.was_asked):
+    is_of_code = solution.was_asked or (reply.status == "time" and solution.was_slow)
+    if verdict == "error" or (reply.status != "ok" and not is_of_code):
         hint = ". Name it in packages= if an interpreter has it." if kind == "ModuleNotFoundError" else ""
         return CodeVerdict.failed(f"the tests of the row have an error: {message}{hint}", total)
     if verdict or reply.status != "ok":

@@ -52,7 +52,7 @@ def test_results_have_the_form_of_nemo(interpreter, code, result):
 
 
 def test_every_value_is_a_result_that_an_environment_accepts(interpreter):
-    assert "ValueError" in chat(interpreter, "<code>10 ** 5000</code>")[0]
+    assert chat(interpreter, "<code>10 ** 5000</code>")[0].startswith("<result>1000")
     assert chat(interpreter, "<code>'\\ud800'</code>") == ["<result>?</result>"]
     assert "characters are left out" in chat(interpreter, "<code>'x' * 10 ** 6</code>")[0]
 

@@ -14,18 +14,6 @@ def test_it():
     {body}
 """
 SOLUTIONS = {
-    "a dict with methods": (
-        "from solution import Cache",
-        "c = Cache(2); c.put(1, 5); assert c.get(1) == 5; assert c == {1: 5}; assert c != {1: 6}; assert len(c) == 1",
-        "from collections import OrderedDict\nclass Cache(OrderedDict):\n"
-        "    def __init__(self, size): super().__init__()\n    def put(self, k, v): self[k] = v",
-    ),
-    "a tuple with names": (
-        "from solution import Point, move",
-        "p = move(Point(1, 2)); assert p.x == 2; assert p == (2, 3); x, y = p; assert y == 3",
-        "from typing import NamedTuple\nclass Point(NamedTuple):\n    x: int\n    y: int\n"
-        "def move(p): return Point(p.x + 1, p.y + 1)",
-    ),
     "numbers with names": (
         "from solution import Level",
         "assert Level.LOW.name == 'LOW'; assert Level.LOW == 1; assert Level.LOW < Level.HIGH; assert Level.LOW < 2; "
@@ -62,21 +50,6 @@ SOLUTIONS = {
         "class Money:\n    def __init__(self, x): self.x = x\n"
         "    def __add__(self, other): return Money(self.x + other.x)\n"
         "    def __rmul__(self, k): return Money(k * self.x)\n    def __eq__(self, other): return self.x == other.x",
-    ),
-    "a change of an argument": (
-        "from solution import flip",
-        "rows = [[1, 2]]; flip(rows); assert rows == [[2, 1], 3]",
-        "def flip(rows):\n    rows[0].reverse()\n    rows.append(3)",
-    ),
-    "a function as a result": (
-        "from solution import adder",
-        "assert adder(2)(3) == 5",
-        "def adder(n): return lambda x: x + n",
-    ),
-    "an object of the library as a result": (
-        "from solution import find",
-        "assert find('ab'); assert not find('b')",
-        "import re\ndef find(text): return re.match('a', text)",
     ),
     "an import of all names in a branch": (
         "try:\n    from solution import *\nexcept ImportError:\n    raise",

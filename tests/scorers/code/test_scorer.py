@@ -386,7 +386,8 @@ def test_a_machine_that_stops_costs_no_time_and_sleep_does():
     [
         ("raise SystemExit(10**5000)", "assert f(1) == 2"),
         ("def f(x): raise SystemExit(10**5000)", "assert f(1) == 2"),
-        ("class A:\n    def x(self): pass\ndef f(x): return A() if x == 1 else 0", "assert f(f(1).x) == 2"),
+        ("class A:\n    def sort(self): pass\ndef f(x): return A()", "assert f(f(1).sort) == 2"),
+        ("import time\ntime.sleep(1.49)\ndef f(x): return 1", "assert f(1) == 2"),
         ("def f(x): return 'x' * (2**22 - 60)", "assert f(f(1)) == 2"),
         ("def f(x): return 'x' * 2**21", "assert f(f(1) * 3) == 2"),
         ("def f(x):\n    if x: raise ValueError", "try:\n    r = f(2)\nexcept ValueError:\n    pass\nassert r == 4"),
@@ -410,9 +411,17 @@ def test_rewards_do_not_depend_on_other_replies_of_the_call(fast):
         assert fast.score(conversations, [prompt] * len(order)).rewards.tolist() == [float(k > 0) for k in order]
 
 
+def test_code_that_kills_itself_where_it_can_earns_nothing():
+    with open_scorer("unsafe") as scorer:
+        score = grade(scorer, "import os\ndef double(x): os.kill(os.getpid(), 9)")
+    assert (score.error, score.reward, score.infos["verdict"]) == (None, 0.0, "forbidden")
+
+
 def test_a_row_whose_process_is_killed_twice_is_named():
     before = descendants()
-    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer, killing(before):
+    with open_scorer("auto", timeout=20, num_workers=1) as scorer, killing(before):
+        if scorer._sandbox.layer == "unsafe":
+            pytest.skip("code can kill itself")
         score = grade(scorer, "import time\ntime.sleep(3)\ndef double(x): return 2 * x")
     assert "from outside" in score.error
 
