@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,39 @@ class CodeVerdict:
 def lines_of(output: str) -> list[str]:
     """Return the lines of an output as they are compared: no spaces at their ends, no empty lines at the end."""
     return [line.rstrip() for line in output.rstrip().splitlines()]
+
+
+_BETWEEN = re.compile(r"([\s\[\](){},;:=]+)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?P<point>\.[0-9]*)?|(?P<begin>\.[0-9]+))(?P<exponent>[eE][+-]?[0-9]+)?")
+
+
+def is_output(output: str, expected: str, tolerance: float) -> bool:
+    """Return whether a program printed what was expected.
+
+    Lines are equal except for spaces at their ends; a number that is expected with a decimal point or an exponent may
+    differ by `tolerance`, or by this part of it.
+    """
+    lines, wanted = lines_of(output), lines_of(expected)
+    if lines == wanted:
+        return True
+    return len(lines) == len(wanted) and all(_is_line(*pair, tolerance) for pair in zip(lines, wanted, strict=True))
+
+
+def _is_line(line: str, expected: str, tolerance: float) -> bool:
+    words, wanted = _BETWEEN.split(line), _BETWEEN.split(expected)
+    return len(words) == len(wanted) and all(_is_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))
+
+
+def _is_word(word: str, expected: str, tolerance: float) -> bool:
+    wanted = None if word == expected else _NUMBER.fullmatch(expected)
+    if wanted is None or not any(wanted.groups()) or _NUMBER.fullmatch(word) is None:
+        return word == expected
+    return is_close(float(word), float(expected), tolerance)
+
+
+def is_close(value: float, expected: float, tolerance: float) -> bool:
+    """Return whether two finite numbers differ by no more than a tolerance, absolute or relative."""
+    return math.isfinite(value) and abs(value - expected) <= tolerance * max(1.0, abs(expected)) < math.inf
 
 
 def shown(value: Any) -> str:

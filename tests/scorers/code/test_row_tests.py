@@ -56,9 +56,9 @@ def test_the_last_block_of_python_is_graded(reply, code):
 
 def test_of_several_blocks_the_last_with_the_function_is_graded():
     reply = "```python\ndef f(x):\n    return x\n```\nIn use:\n```python\nprint(f(1))\n```"
-    assert extract_code(reply, name="f") == "def f(x):\n    return x\n"
-    assert extract_code(reply, name="g") == extract_code(reply) == "print(f(1))\n"
-    assert extract_code("```python\nclass Solution:\n    def f(self): pass\n```\n```\n3\n```", name="f")[:5] == "class"
+    assert extract_code(reply, names=["f"]) == "def f(x):\n    return x\n"
+    assert extract_code(reply, names=["g"]) == extract_code(reply) == "print(f(1))\n"
+    assert extract_code("```python\nclass Solution:\n    def f(self): pass\n```\n```\n3\n```", names=["f"])[:5] == "class"
 
 
 @pytest.mark.parametrize(
