@@ -6,7 +6,6 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from gym_rm.sandbox.session import SandboxReply
 from gym_rm.scorers.code.row_cases import TestsError
 
 AS_FUNCTION = """
@@ -43,8 +42,3 @@ def read_checker(data: Mapping[str, Any]) -> str:
     if not functions:
         raise TestsError(f"{name!r} must define a function checker(input, output, expected), got {source!r:.80}")
     return f"{source}\nchecker = {'checker' if 'checker' in functions else functions[-1]}\n"
-
-
-def is_decision(reply: SandboxReply) -> bool:
-    """Return whether a checker has decided: with True or False, or a part of the points from 0 to 1."""
-    return reply.status == "ok" and type(reply.value) in (bool, int, float) and 0 <= reply.value <= 1

@@ -37,7 +37,7 @@ def fenced_blocks(text: str) -> list[Fenced]:
     Replies do not keep to CommonMark: a fence may stand behind text, text may stand behind the end of a block, a
     block of Python may begin before the end of another one, and those of lists are indented in every way.
     """
-    lines, blocks, opened, start = text.split("\n"), list[Fenced](), None, 0
+    lines, blocks, opened, margin, start = text.split("\n"), list[Fenced](), None, "", 0
     for number, line in enumerate(lines):
         fence = FENCE.fullmatch(line)
         if fence is None:
@@ -45,27 +45,21 @@ def fenced_blocks(text: str) -> list[Fenced]:
         before, info = fence["before"], fence["info"].strip()
         is_alone, begins = bool(MARGIN.fullmatch(before)), bool(PYTHON.match(info))
         if opened is not None:
-            is_near = is_alone and len(before.expandtabs()) < len(_margin(opened)) + 4
-            if not fence["fence"].startswith(opened["fence"]) or not (is_near or not (is_alone or info)):
+            is_end = len(before.expandtabs()) < len(margin) + 4 if is_alone else not info
+            if not is_end or not fence["fence"].startswith(opened["fence"]):
                 continue
-            blocks.append(_fenced(opened, [*lines[start + 1 : number], *([] if is_alone else [before])], start, number))
-        if begins or (is_alone and opened is None):
-            opened, start = fence, number
-        else:
-            opened = None
-    return blocks if opened is None else [*blocks, _fenced(opened, lines[start + 1 :], start, len(lines))]
+            rest = [] if is_alone else [before]
+            blocks.append(_fenced(opened["info"], margin, [*lines[start:number], *rest], start))
+        opened = fence if begins or (is_alone and opened is None) else None
+        margin, start = before.expandtabs() if is_alone else "", number + 1
+    return blocks if opened is None else [*blocks, _fenced(opened["info"], margin, lines[start:], start)]
 
 
-def _margin(fence: re.Match[str]) -> str:
-    return fence["before"].expandtabs() if MARGIN.fullmatch(fence["before"]) else ""
-
-
-def _fenced(fence: re.Match[str], lines: Sequence[str], start: int, end: int) -> Fenced:
+def _fenced(info: str, margin: str, lines: Sequence[str], start: int) -> Fenced:
     """Return a block without the indentation of its fence, or without the marks of a quotation."""
-    margin = _margin(fence)
     indent = "^[ \t]*> ?" if ">" in margin else rf"^[ \t]{{0,{len(margin)}}}"
     code = re.sub(indent, "", "".join(f"{line}\n" for line in lines), flags=re.MULTILINE)
-    return Fenced(fence["info"].strip(), code, range(start, end + 1))
+    return Fenced(info.strip(), code, range(start - 1, start + len(lines) + 1))
 
 
 def tagged_blocks(reply: str) -> list[str]:

@@ -200,16 +200,14 @@ def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
         elif isinstance(node, ast.Import) and any(each.name == "solution" for each in node.names):
             names |= _words(tree)
     if not names:
-        raise TestsError(f"{name!r} has no case: it uses no name of the module 'solution', which is the code")
+        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
     return dataclasses.replace(tests, names=tuple(sorted(names)))
 
 
 def _words(tree: ast.AST) -> set[str]:
     """Return the names and the attributes that a program uses."""
-    nodes = [*ast.walk(tree)]
-    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
-        node.attr for node in nodes if isinstance(node, ast.Attribute)
-    }
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute))]
+    return {node.id if isinstance(node, ast.Name) else node.attr for node in nodes}
 
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:

@@ -18,7 +18,6 @@ from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
-from gym_rm.scorers.code.checker import is_decision
 from gym_rm.scorers.code.row_cases import TestsError
 from gym_rm.scorers.code.row_tests import RowTests
 from gym_rm.scorers.code.verdicts import CodeVerdict, is_output, shown
@@ -148,7 +147,7 @@ def _is_right(
                 reply = session.call("checker", [given, checked, expected], limit=TimeLimit(seconds))
         if reply.status == "killed":
             raise _Killed
-        if is_decision(reply):
+        if reply.status == "ok" and type(reply.value) in (bool, int, float) and 0 <= reply.value <= 1:
             return checked is output and reply.value == 1
     said = shown(reply.value) if reply.status == "ok" else _message(reply) or reply.status
     raise TestsError(f"the checker of the row must return True or False, got {said}")

@@ -32,9 +32,10 @@ class CodeScorer(NeverCopied):
 
     The tests are the fields of the row: `test` and `entry_point` (HumanEval), `test_list` (MBPP), `unit_tests` or
     `test_file` (unittest classes or test functions that import `solution`), `cases`, `test_cases` or `input_output`
-    (inputs and outputs of a program, or of a function with `fn_name`). The code is the last block of the reply in
-    `<code>` or in a fence (the last that defines the function, if one does), or the whole reply; it may also continue
-    the function that the prompt shows.
+    (inputs and outputs of a program, or of a function with `fn_name`), or those of the data sets that the page of
+    `Code-v0` lists. Of the blocks of the reply in `<code>` or in a fence, the solution is the last that defines what
+    the tests need, or that reads the input and prints, with the blocks that define what it uses. The reply may also be
+    code alone, or continue the function that the prompt shows.
 
     The verdict is computed outside of the process that runs the code, from plain values. `infos` have `verdict` (one
     of `verdicts.VERDICTS`, or "error" for a row without a score), `tests_passed`, `tests_total`, `stdout` and
@@ -45,7 +46,11 @@ class CodeScorer(NeverCopied):
             test function or method (of pytest, with its parameters), an assert statement of other tests, however often
             it is evaluated, or an input with its output.
         timeout: seconds for one row, of processor time and of sleep. Waiting for a busy or stopped machine does not
-            count; a row that gets no time at all has no score.
+            count; a row that gets no time at all has no score. Of a program's cases the first ten share this time, and
+            each further one adds a tenth; none has more. `time_limit` of a row, the seconds of a case, replaces it.
+        tolerance: largest difference, absolute or relative, of a number that a program prints where the expected output
+            has a decimal point or an exponent, or that a function returns where a float is expected. Integers and other
+            texts must be equal. `tolerance` of a row replaces it.
         layer, allow_unsafe, num_workers, interpreter, packages: see `Sandbox`. As many rows run at the same time as
             there are workers.
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.

@@ -41,36 +41,25 @@ def lines_of(output: str) -> list[str]:
 
 
 _BETWEEN = re.compile(r"([\s\[\](){},;:=]+)")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?P<point>\.[0-9]*)?|(?P<begin>\.[0-9]+))(?P<exponent>[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
 
 
 def is_output(output: str, expected: str, tolerance: float) -> bool:
-    """Return whether a program printed what was expected.
+    """Return whether a program printed what was expected, except for spaces at the ends of lines.
 
-    Lines are equal except for spaces at their ends; a number that is expected with a decimal point or an exponent may
-    differ by `tolerance`, or by this part of it.
+    Numbers that are expected with a decimal point or an exponent may differ by `tolerance`, absolute or relative.
     """
     lines, wanted = lines_of(output), lines_of(expected)
-    if lines == wanted:
-        return True
-    return len(lines) == len(wanted) and all(_is_line(*pair, tolerance) for pair in zip(lines, wanted, strict=True))
+    words, hoped = (_BETWEEN.split("\n".join(each)) for each in (lines, wanted))
+    return lines == wanted or (len(words) == len(hoped) and all(map(_is_near, words, hoped, [tolerance] * len(words))))
 
 
-def _is_line(line: str, expected: str, tolerance: float) -> bool:
-    words, wanted = _BETWEEN.split(line), _BETWEEN.split(expected)
-    return len(words) == len(wanted) and all(_is_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))
-
-
-def _is_word(word: str, expected: str, tolerance: float) -> bool:
-    wanted = None if word == expected else _NUMBER.fullmatch(expected)
-    if wanted is None or not any(wanted.groups()) or _NUMBER.fullmatch(word) is None:
+def _is_near(word: str, expected: str, tolerance: float) -> bool:
+    number = None if word == expected else _NUMBER.fullmatch(expected)
+    if number is None or not any(number.groups()) or not _NUMBER.fullmatch(word):
         return word == expected
-    return is_close(float(word), float(expected), tolerance)
-
-
-def is_close(value: float, expected: float, tolerance: float) -> bool:
-    """Return whether two finite numbers differ by no more than a tolerance, absolute or relative."""
-    return math.isfinite(value) and abs(value - expected) <= tolerance * max(1.0, abs(expected)) < math.inf
+    largest = tolerance * max(1.0, abs(float(expected)))
+    return abs(float(word) - float(expected)) <= largest < math.inf
 
 
 def shown(value: Any) -> str:
