@@ -20,6 +20,7 @@ FENCE = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
 PYTHON = re.compile(r"\W*(?:python|py|pycon|sage)(?:[\d.]*\b)", re.IGNORECASE)
 READS = re.compile(r"\binput\(|\bstdin[.)]|\bin (?:sys\.)?stdin\b|\bopen\(0\b|\bfileinput\b")
+STATEMENT = re.compile(r"^(?:import |from \w+ import |(?:async )?def |class |@|[A-Za-z_][\w, ]*=)", re.MULTILINE)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
 
 
@@ -62,14 +63,9 @@ def _fenced(info: str, margin: str, lines: Sequence[str], start: int) -> Fenced:
     return Fenced(info.strip(), code, range(start - 1, start + len(lines) + 1))
 
 
-def tagged_blocks(reply: str) -> list[str]:
-    """Return the code of the `<code>` blocks of a reply without thoughts."""
-    return [code for _, code in _tagged(reply.replace("\r\n", "\n"))]
-
-
-def _tagged(said: str) -> list[tuple[int, str]]:
-    """Return the line and the code of the `<code>` blocks that do not begin in a fenced block."""
-    blocks, end = list[tuple[int, str]](), 0
+def tagged_blocks(reply: str) -> list[tuple[int, str]]:
+    """Return the line and the code of the `<code>` blocks of a reply without thoughts that begin in no fence."""
+    said, blocks, end = reply.replace("\r\n", "\n"), list[tuple[int, str]](), 0
     fenced = {line for block in fenced_blocks(said) for line in block.lines}
     breaks = [match.start() for match in re.finditer("\n", said)]
     for match in MARK.finditer(said):
@@ -120,9 +116,10 @@ class Block:
             code = "".join(f"{line[4:]}\n" for line in lines if line.startswith((">>>", "...")))
         tree = _tree(code) or _tree(code := textwrap.dedent(code))
         try:
-            compile(tree or "(", "<reply>", "exec", dont_inherit=True)
             tables = [symtable.symtable(code, "<reply>", "exec")]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return cls(code, is_marked)
+        if tree is None or _returns(tree.body):
             return cls(code, is_marked)
         names: dict[str, set[str]] = {"defines": set(), "imports": set(), "lacks": set()}
         for table in tables:
@@ -133,7 +130,7 @@ class Block:
                 if is_own or each.is_global():
                     names[kind if is_own else "lacks"].add(each.get_name())
         names["lacks"] -= names["defines"] | names["imports"] | set(dir(builtins))
-        does = tree is not None and bool(tree.body) and not isinstance(tree.body[-1], DEFINITIONS)
+        does = bool(tree.body) and not isinstance(tree.body[-1], DEFINITIONS)
         return cls(code, is_marked, True, does, **{kind: frozenset(each) for kind, each in names.items()})
 
     @property
@@ -147,9 +144,16 @@ class Block:
         return name in self.defines or (not self.is_program and bool(re.search(text, self.code, re.MULTILINE)))
 
 
+def _returns(nodes: Iterable[ast.AST]) -> bool:
+    """Return whether statements return from a function that is around them."""
+    kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
+    inner = [node for node in nodes if isinstance(node, kinds) and not isinstance(node, DEFINITIONS)]
+    return any(isinstance(node, ast.Return) or _returns(ast.iter_child_nodes(node)) for node in inner)
+
+
 def reply_blocks(reply: str) -> list[Block]:
     """Return the last blocks of a reply without thoughts that may be Python: in `<code>` tags and in fences."""
-    found = [(line, "python", code) for line, code in _tagged(reply)]
+    found = [(line, "python", code) for line, code in tagged_blocks(reply)]
     found += [(each.lines.start, each.info, each.code) for each in fenced_blocks(reply)]
     last = sorted(each for each in found if each[2].strip())[-MOST_BLOCKS:]
     blocks = [(info, Block.of(code, bool(PYTHON.match(info)))) for _, info, code in last]
@@ -164,7 +168,8 @@ def extract_code(reply: str, *, names: Sequence[str] = ()) -> str | None:
     """
     reply = _with_first_fence(reply.replace("\r\n", "\n"))
     if blocks := reply_blocks(reply):
-        last = _giver(blocks, names) if names else _reader(blocks)
+        givers = [block for block in blocks if any(map(block.gives, names))]
+        last = givers[-1] if givers else None if names else _reader(blocks)
         if last is None:
             bodies = [block for block in blocks if block.is_body]
             programs = [block for block in blocks if block.defines or "print" in block.code]
@@ -173,7 +178,26 @@ def extract_code(reply: str, *, names: Sequence[str] = ()) -> str | None:
         return "\n".join([*(each.code for each in _needed(blocks, last, wanted)), last.code])
     if "<answer>" in reply:
         return extract_code(reply.rpartition("<answer>")[2].partition("</answer>")[0], names=names)
-    return None if not reply.strip() or fenced_blocks(reply) or MARK.search(reply) else Block.of(reply.strip("\n")).code
+    return (
+        None if not reply.strip() or fenced_blocks(reply) or MARK.search(reply) else _without_prose(reply.strip("\n"))
+    )
+
+
+def _without_prose(text: str) -> str:
+    """Return a text from its first statement to the end of what is Python; one that has no such part as it is."""
+    whole, start = Block.of(text), STATEMENT.search(text)
+    lines = text[start.start() :].split("\n") if start and not (whole.is_program or whole.is_body) else []
+    for _ in range(MOST_TRIALS):
+        try:
+            ast.parse("\n".join(lines))
+            break
+        except SyntaxError as error:
+            end = (error.lineno or 1) - 1
+            is_prose = not "".join(lines[end : end + 1]).startswith((" ", "\t"))
+            lines = lines[:end] if is_prose else []
+        except (ValueError, RecursionError, MemoryError):
+            return text
+    return "\n".join(lines) or whole.code
 
 
 def _with_first_fence(reply: str) -> str:
@@ -182,11 +206,6 @@ def _with_first_fence(reply: str) -> str:
     code = Block.of("" if head == reply or fenced_blocks(head) or MARK.search(head) else head)
     is_code = code.is_body or code.defines or code.imports or (READS.search(code.code) and code.is_program)
     return f"```python\n{reply}" if is_code and head.strip() else reply
-
-
-def _giver(blocks: Sequence[Block], names: Sequence[str]) -> Block | None:
-    """Return the last block that defines one of these names."""
-    return next((block for block in reversed(blocks) if any(map(block.gives, names))), None)
 
 
 def _reader(blocks: Sequence[Block]) -> Block | None:
