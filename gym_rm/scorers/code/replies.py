@@ -19,7 +19,10 @@ MOST_BLOCKS = 100
 FENCE = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 MARGIN = re.compile(r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
 PYTHON = re.compile(r"\W*(?:python|py|pycon|sage)(?:[\d.]*\b)", re.IGNORECASE)
-READS = re.compile(r"\binput\(|\bstdin[.)]|\bin (?:sys\.)?stdin\b|\bopen\(0\b|\bfileinput\b")
+READS = re.compile(
+    r"\binput\(|(?:iter\(|= *)input\b|\bstdin[.)]|(?:\bin|=) *(?:sys\.)?stdin\b|"
+    r"\b(?:open|read)\(0\b|/dev/stdin|\bfileinput\b"
+)
 STATEMENT = re.compile(r"^(?:import |from \w+ import |(?:async )?def |class |@|[A-Za-z_][\w, ]*=)", re.MULTILINE)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
 
@@ -178,9 +181,8 @@ def extract_code(reply: str, *, names: Sequence[str] = ()) -> str | None:
         return "\n".join([*(each.code for each in _needed(blocks, last, wanted)), last.code])
     if "<answer>" in reply:
         return extract_code(reply.rpartition("<answer>")[2].partition("</answer>")[0], names=names)
-    return (
-        None if not reply.strip() or fenced_blocks(reply) or MARK.search(reply) else _without_prose(reply.strip("\n"))
-    )
+    has_code = reply.strip() and not fenced_blocks(reply) and not MARK.search(reply)
+    return _without_prose(reply.strip("\n")) if has_code else None
 
 
 def _without_prose(text: str) -> str:
