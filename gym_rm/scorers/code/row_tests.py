@@ -180,8 +180,9 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     if not any(isinstance(node, ast.Expr) and "check" in _called(node.value) for node in tree.body):
         tree.body += ast.parse("check(candidate)").body
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
-    check = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")
-    if not counter.asserts or not _words(check) & {name, *(each.arg for each in check.args.args)}:
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    names = {name, *(each.arg for check in checks for each in check.args.args)}
+    if not counter.asserts or not any(_words(check) & names for check in checks):
         raise TestsError("'test' has no case: its function check(candidate) must have an assert and call the candidate")
     return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
@@ -192,22 +193,24 @@ def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
     if isinstance(entry, str) and entry in _undefined([source]):  # BigCodeBench runs tests beside the code
         source = f"from solution import {entry}\n{source}"
     tests, tree, names = _units(name, source), _parse(name, source), set[str]()
-    for node in ast.walk(tree):
+    nodes, words = [*ast.walk(tree)], _words(tree)
+    imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    modules = {"solution", *(each.asname for each in imports if each.name == "solution")}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
             given = {each.asname or each.name: each.name for each in node.names}
             given = {each: each for each in _undefined([source])} if "*" in given else given
-            names |= {given[each] for each in given.keys() & _words(tree)}
-        elif isinstance(node, ast.Import) and any(each.name == "solution" for each in node.names):
-            names |= _words(tree)
-    if not names:
+            names |= {given[each] for each in given.keys() & words}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            names.add(node.attr)
+    if not names and not re.search(r"""["']solution["']""", source):
         raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
     return dataclasses.replace(tests, names=tuple(sorted(names)))
 
 
 def _words(tree: ast.AST) -> set[str]:
-    """Return the names and the attributes that a program uses."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute))]
-    return {node.id if isinstance(node, ast.Name) else node.attr for node in nodes}
+    """Return the names that a program uses."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
