@@ -9,7 +9,7 @@ set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 FOLDER" >&2; exit 2; }
 constraints=$(dirname "$0")/../constraints.txt
 python=${PYTHON:-python3}
-# What the core needs besides torch, transformers, accelerate, matplotlib, rich, typer and markdown-it-py.
+# What the core needs besides torch, transformers, accelerate, matplotlib, rich and typer.
 names="gymnasium Farama-Notifications cloudpickle pydantic pydantic_core annotated-types typing-inspection
   typing_extensions ruamel.yaml"
 wanted=()

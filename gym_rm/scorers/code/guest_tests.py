@@ -82,6 +82,7 @@ def run(
     units: bool,
     calls: list[tuple[list[Any], Any]],
     stop_early: bool,
+    tolerance: float,
 ) -> dict[str, Any]:
     """Run the tests of a row in a namespace of their own, and return what was counted.
 
@@ -109,7 +110,9 @@ def run(
     for k, (args, expected) in enumerate(calls):
         with counted(report, k, False):
             result = module.__dict__["candidate"](*args)
-            assert as_json(result) == as_json(expected), f"expected {expected!r:.200}, got {result!r:.200}"
+            assert is_result(as_json(result), as_json(expected), tolerance), (
+                f"expected {expected!r:.200}, got {result!r:.200}"
+            )
         if report.error and stop_early:
             break
     passed = len(report.ran - report.failed)
@@ -123,6 +126,16 @@ def compiled(source: str) -> types.CodeType:
         return compile(source, FILE, "exec", dont_inherit=True)
     except Exception as error:
         raise BrokenTests(f"{type(error).__name__}: {error}") from None
+
+
+def is_result(value: Any, expected: Any, tolerance: float) -> bool:
+    """Return whether a result is the expected one; a number that is expected as a float may differ by a tolerance."""
+    if type(value) is type(expected) and type(value) in (list, dict) and len(value) == len(expected):
+        if type(value) is list:
+            return all(is_result(*pair, tolerance) for pair in zip(value, expected))  # noqa: B905 (Python 3.9)
+        return all(key in expected and is_result(value[key], expected[key], tolerance) for key in value)
+    is_near = type(expected) is float and type(value) in (int, float) and abs(value - expected) < float("inf")
+    return bool(value == expected) or (is_near and abs(value - expected) <= tolerance * max(1.0, abs(expected)))
 
 
 def as_json(value: Any) -> Any:

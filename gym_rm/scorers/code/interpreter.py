@@ -107,7 +107,7 @@ class CodeInterpreter(NeverCopied):
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
         _, answer = self._thinking.split({"content": reply})
-        return [block for block in tagged_blocks(answer or "") if block.strip()]
+        return [block for _, block in tagged_blocks(answer or "") if block.strip()]
 
     def close(self) -> None:
         """End the processes of all episodes."""

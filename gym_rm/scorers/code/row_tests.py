@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import dataclasses
 import functools
 import json
 import re
@@ -14,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
+from gym_rm.scorers.code.checker import read_checker
 from gym_rm.scorers.code.names import imports_of, judges, module_of
 from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
+from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases
 from gym_rm.types import Prompt
 
-CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
 USUAL_IMPORTS = """
 from typing import *
 from bisect import *
@@ -32,12 +35,6 @@ import bisect, collections, functools, heapq, itertools, math, operator, re, str
 """What sites with tests of functions import for every solution."""
 
 
-class TestsError(ValueError):
-    """The row has no tests, or tests that cannot be read."""
-
-    __test__ = False  # not a test of pytest
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTests:
     """The tests of one row. Rows with equal tests share one object.
@@ -46,6 +43,7 @@ class RowTests:
         form: `"program"`: a program that calls the model's code; `"calls"`: arguments and results; `"cases"`: inputs
             and outputs of a program.
         entry_point: name of the function under test; empty for programs.
+        names: names that the tests need of the model's code; none for a program that is run.
         stub: code of the prompt up to the body of this function, which a reply may continue.
         preamble: code of the prompt before this function: imports and helpers.
         parts: for `"program"`, sources to run one after another. An error in the first ends the run.
@@ -54,10 +52,14 @@ class RowTests:
         units: for `"program"`, whether it has unit tests to run.
         cases: for `"cases"`, text for standard input and text expected on standard output; for `"calls"`, the list of
             arguments and the expected value.
+        checker: source of the function `checker(input, output, expected)` that compares outputs; "" for none.
+        tolerance: of decimal numbers; None for that of the scorer.
+        seconds: time limit of a case; None for that of the scorer.
     """
 
     form: Literal["program", "calls", "cases"]
     entry_point: str = ""
+    names: tuple[str, ...] = ()
     stub: str = ""
     preamble: str = ""
     parts: tuple[str, ...] = ()
@@ -65,6 +67,9 @@ class RowTests:
     undefined: tuple[str, ...] = ()
     units: bool = False
     cases: tuple[tuple[Any, Any], ...] = ()
+    checker: str = ""
+    tolerance: float | None = None
+    seconds: float | None = None
 
     @property
     def total(self) -> int:
@@ -132,39 +137,90 @@ def _tests(row: str) -> RowTests:
     data, answer, text = json.loads(row)
     info = data.get("extra_info")
     data = {**info, **data} if isinstance(info, dict) else data
-    listed = data.get("tests")
-    if isinstance(listed, list) and listed and isinstance(listed[0], str):
-        data.setdefault("test_list", listed)
-    if data.get("test_list"):
-        return _assert_list(data, text)
+    tests, checker = _read(data, answer, text), read_checker(data)
+    if checker and tests.form != "cases":
+        raise TestsError("'checker' is for programs with inputs and outputs; the tests of functions compare themselves")
+    names = tests.names or ((tests.entry_point,) if tests.entry_point else ())
+    tolerance, seconds = number(data, "tolerance"), number(data, "time_limit")
+    return dataclasses.replace(tests, names=names, checker=checker, tolerance=tolerance, seconds=seconds)
+
+
+def _read(data: dict[str, Any], answer: str | None, text: str) -> RowTests:
+    """Return the tests of the first field that has some."""
+    fields = fields_of(data)
+    for name in ("test_list", *fields):
+        if _is_list_of_texts(data.get(name)):
+            return _assert_list({**data, "test_list": data[name]}, text)
     for name in ("unit_tests", "test_file", "test", "tests"):
         source = data.get(name)
         if isinstance(source, str) and source.strip() and not source.lstrip().startswith(("{", "[")):
-            return _check(data, source, text) if re.search(r"^def check\(", source, re.M) else _units(name, source)
-    for name in CASE_FIELDS:
-        if data.get(name):
-            return _cases(name, data[name], data, text)
-    if data.get("inputs") and data.get("outputs"):
-        return _cases("inputs", data, data, text)
-    if answer and answer.lstrip().startswith(("{", "[")):
-        return _cases("answer", answer, data, text)
+            is_check = re.search(r"^def check\(", source, re.M)
+            return _check(data, source, text) if is_check else _unit_tests(name, source, data)
+    if not any(fields.values()) and "inputs" in data and "outputs" in data:
+        fields = {"inputs": {"inputs": data["inputs"], "outputs": data["outputs"]}}
+    if not any(fields.values()) and answer and answer.lstrip().startswith(("{", "[")):
+        fields = {"answer": answer}
+    if fields:
+        function, cases = read_cases(fields, data)
+        stub, preamble = prompt_code(text, function) if function else ("", "")
+        return RowTests("calls" if function else "cases", function, (), stub, preamble, cases=tuple(cases))
     raise TestsError(
         "the row has no tests: expected the fields 'test' with 'entry_point' (HumanEval), 'test_list' (MBPP), "
-        "'unit_tests' or 'test_file', or 'cases', 'test_cases' or 'input_output' with inputs and outputs; got "
-        f"{sorted(data)}"
+        "'unit_tests' or 'test_file', or 'cases', 'test_cases' or 'input_output' with inputs and outputs, or those of "
+        f"another data set that docs/environments/code.md lists; got {sorted(data)}"
     )
 
 
+def _is_list_of_texts(value: Any) -> bool:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            value = parse_json(value)
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+
+
 def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
-    name = data.get("entry_point")
-    if not isinstance(name, str) or not name.isidentifier():
-        raise TestsError(f"'test' defines check(candidate), so 'entry_point' must be a name; got {name!r:.80}")
+    given = data.get("entry_point")
+    name = given.removeprefix("Solution().") if isinstance(given, str) else ""  # as LeetCodeDataset writes it
+    if not name.isidentifier():
+        raise TestsError(f"'test' defines check(candidate), so 'entry_point' must be a name; got {given!r:.80}")
     stub, preamble = prompt_code(text, name)
+    if name != given:
+        preamble = next((code for code in (data.get("prompt"), text) if isinstance(code, str) and is_python(code)), "")
     tree, counter = _parse("test", source), CountedAsserts()
     if not any(isinstance(node, ast.Expr) and "check" in _called(node.value) for node in tree.body):
         tree.body += ast.parse("check(candidate)").body
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
-    return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    names = {name, *(each.arg for check in checks for each in check.args.args)}
+    if not counter.asserts or not any(_words(check) & names for check in checks):
+        raise TestsError("'test' has no case: its function check(candidate) must have an assert and call the candidate")
+    return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
+
+
+def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
+    """Return unit tests, with the names of the module `solution` that they use."""
+    entry = data.get("entry_point")
+    if isinstance(entry, str) and entry in _undefined([source]):  # BigCodeBench runs tests beside the code
+        source = f"from solution import {entry}\n{source}"
+    tests, tree, names = _units(name, source), _parse(name, source), set[str]()
+    nodes, words = [*ast.walk(tree)], _words(tree)
+    imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    modules = {"solution", *(each.asname for each in imports if each.name == "solution")}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "solution":
+            given = {each.asname or each.name: each.name for each in node.names}
+            given = {each: each for each in _undefined([source])} if "*" in given else given
+            names |= {given[each] for each in given.keys() & words}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            names.add(node.attr)
+    if not names and not re.search(r"""["']solution["']""", source):
+        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
+    return dataclasses.replace(tests, names=tuple(sorted(names)))
+
+
+def _words(tree: ast.AST) -> set[str]:
+    """Return the names that a program uses."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
@@ -185,7 +241,9 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     first = "\n".join([*imports_of(missing, trees, known=name), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
-    return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
+    if not counter.asserts or not any(name in _words(tree) for tree in trees):
+        raise TestsError(f"'test_list' has no case: expected asserts that call {name!r}, got {listed!r:.80}")
+    return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
 
 def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
@@ -215,7 +273,7 @@ def prompt_code(text: str, entry_point: str) -> tuple[str, str]:
     """
     starts = [0, *(match.start() for match in re.finditer(r"^(from |import |def |class |@|[A-Z_]+ *=)", text, re.M))]
     header = re.compile(rf"^(?:@.*\n)*(async +)?def +{entry_point}\b", re.M)
-    for code in [block for _, block in fenced_blocks(text)] + [text[start:] for start in starts]:
+    for code in [block.code for block in fenced_blocks(text)] + [text[start:] for start in starts]:
         function = header.search(code)
         if function is not None and is_python(code):
             return code if code.endswith("\n") else code + "\n", code[: function.start()]
@@ -274,68 +332,6 @@ def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
             elif outermost or symbol.is_global():
                 used[symbol.get_name()] = None
     return tuple(name for name in used if name not in known)
-
-
-def _cases(name: str, value: Any, data: Mapping[str, Any], text: str) -> RowTests:
-    value = _loaded(name, value)
-    if isinstance(value, Mapping) and "ground_truth" in value:
-        value = _loaded(name, value["ground_truth"])
-    function = data.get("fn_name") or data.get("func_name") or _named_in(data.get("metadata"))
-    if isinstance(value, Mapping):
-        function = value.get("fn_name") or function
-        inputs, outputs = _loaded(name, value.get("inputs")), _loaded(name, value.get("outputs"))
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise TestsError(f"{name!r} must have the lists 'inputs' and 'outputs' of one length, got {value!r:.80}")
-        cases = list(zip(inputs, outputs, strict=True))
-        if function and all(isinstance(output, list) and len(output) == 1 for output in outputs):
-            cases = [(given, output[0]) for given, output in cases]  # APPS puts each result into a list
-    elif isinstance(value, list) and value and all(isinstance(case, Mapping) for case in value):
-        cases = [_case(name, case, bool(function)) for case in value]
-    else:
-        raise TestsError(f"{name!r} must be a list of inputs and outputs, got {value!r:.80}")
-    if not function:
-        return RowTests("cases", cases=tuple((_lines(given), _lines(output)) for given, output in cases))
-    if not isinstance(function, str) or not function.isidentifier():
-        raise TestsError(f"'fn_name' must be the name of a function, got {function!r:.80}")
-    if wrong := [given for given, _ in cases if not isinstance(given, list)]:
-        raise TestsError(f"{name!r} must have a list of arguments in each case of a function, got {wrong[0]!r:.80}")
-    stub, preamble = prompt_code(text, function)
-    return RowTests("calls", function, stub, preamble, cases=tuple(cases))
-
-
-def _case(name: str, row: Mapping[str, Any], is_call: bool) -> tuple[Any, Any]:
-    outputs = ("output", "outputs", "expected_output", "expected", "stdout")
-    given = next((row[key] for key in ("input", "inputs", "stdin") if key in row), None)
-    output = next((row[key] for key in outputs if key in row), None)
-    if given is None or output is None:
-        raise TestsError(f"{name!r} must have 'input' and 'output' in each case, got the fields {sorted(row)}")
-    if is_call and isinstance(given, str):  # LiveCodeBench: one JSON value per line
-        given = [_loaded(name, line) for line in given.splitlines() if line.strip()]
-        output = _loaded(name, output)
-    return given, output
-
-
-def _named_in(metadata: Any) -> Any:
-    try:
-        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
-    except ValueError:
-        return None
-    return metadata.get("func_name") if isinstance(metadata, Mapping) else None
-
-
-def _loaded(name: str, value: Any) -> Any:
-    """Return JSON texts as values."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_json(value)
-    except ValueError as error:
-        raise TestsError(f"{name!r} is not JSON: {error}; got {value!r:.80}") from error
-
-
-def _lines(value: Any) -> str:
-    """Return a text, or the lines of a list."""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _parse(name: str, source: str) -> ast.Module:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
+from gym_rm.scorers.code.row_cases import TestsError
 from gym_rm.scorers.code.row_tests import RowTests
-from gym_rm.scorers.code.verdicts import CodeVerdict, lines_of, shown
+from gym_rm.scorers.code.verdicts import CodeVerdict, is_output, shown
 
 KILLED_TWICE = "the process of the code was ended from outside or got no time of the machine, and again in a second run"
+CASES_OF_TIMEOUT = 10
+"""Cases that share the time of a row; each further one adds its part."""
 _VERDICT_OF_STATUS = {"exit": "exception", "invalid": "forbidden"}
 _MOST_OUTPUT = 1 << 16
 _FRAME_BYTES = 1 << 12  # around an answer that a process passes on, without what was printed
@@ -42,7 +47,7 @@ TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_connection
 
 
 def run_tests(
-    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, timeout: float, *, stop_early: bool
+    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, timeout: float, *, tolerance: float, stop_early: bool
 ) -> CodeVerdict:
     """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
 
@@ -52,16 +57,30 @@ def run_tests(
         sandbox: where the sessions come from, which serve one row.
         sources: the model's code, to be executed one after another.
         tests: what is tested.
-        timeout: seconds of processor time and of sleep, of the code and of its tests together.
+        timeout: seconds of processor time and of sleep, of the code and of its tests together, for up to ten cases;
+            of one case at most. The row's own limit for each case replaces it.
+        tolerance: of decimal numbers in outputs and results, if the row has none.
         stop_early: whether the first failed case ends the run, because only a pass of all counts.
     """
-    run = _cases if tests.form == "cases" else _program
+    tests = dataclasses.replace(tests, tolerance=tolerance if tests.tolerance is None else tests.tolerance)
+    longest = max(timeout, tests.seconds or 0.0)
+    run = functools.partial(_cases, longest=longest) if tests.form == "cases" else _program
+    seconds = max(timeout, timeout * len(tests.cases) / CASES_OF_TIMEOUT) if tests.form == "cases" else timeout
     for _ in range(2):
         with contextlib.suppress(_Killed):
-            return run(sandbox, sources, tests, TimeLimit(timeout), stop_early)
+            limit = TimeLimit(tests.total * tests.seconds if tests.seconds else seconds)
+            return run(sandbox, sources, tests, limit, stop_early)
     if sandbox.layer == "unsafe":  # where code can kill itself
         return CodeVerdict("forbidden", 0, tests.total, message=KILLED_TWICE)
     return CodeVerdict.failed(KILLED_TWICE, tests.total)
+
+
+def _limits(sandbox: Sandbox, tests: RowTests, limit: TimeLimit, **sizes: int) -> SandboxLimits:
+    """Return the limits of the sessions of a row, with its own time limit."""
+    own = sandbox.limits
+    cpu_seconds = max(own.cpu_seconds, math.ceil(limit.seconds)) if tests.seconds else own.cpu_seconds
+    least = {name: max(getattr(own, name), size) for name, size in sizes.items()}
+    return own.model_copy(update={"cpu_seconds": cpu_seconds, **least})
 
 
 def _program(
@@ -69,7 +88,7 @@ def _program(
 ) -> CodeVerdict:
     answer_bytes = sandbox.limits.reply_bytes
     frame_bytes = _FRAME_BYTES + 4 * sandbox.limits.output_bytes
-    limits = sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + frame_bytes})
+    limits = _limits(sandbox, tests, limit, reply_bytes=answer_bytes + frame_bytes)
     with sandbox.session(limits) as session:
         solution = _Solution(session, limit)
         serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
@@ -80,28 +99,28 @@ def _program(
             running = f"_gym_rm_run = lambda *tests: module.run(__host__, {answer_bytes}, *tests)"
             runner.execute(TESTS_PROGRAM + running, main=False, host=solution.serve, limit=limit)
             arguments = [tests.entry_point, tests.parts, tests.undefined, tests.units, tests.cases, stop_early]
+            arguments += [tests.tolerance]
             reply = runner.call("_gym_rm_run", arguments, host=solution.serve, limit=limit)
     return dataclasses.replace(_verdict_of_run(reply, tests, solution), stdout=solution.stdout)
 
 
 def _cases(
-    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool
+    sandbox: Sandbox, sources: Sequence[str], tests: RowTests, limit: TimeLimit, stop_early: bool, *, longest: float
 ) -> CodeVerdict:
     passed, message, verdict, stdout = 0, "", "", ""
-    limits = sandbox.limits
     for given, expected in tests.cases:
-        large = {
-            "output_bytes": max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
-            "reply_bytes": max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
-        }
-        with sandbox.session(limits.model_copy(update=large)) as session:
+        size = max(len(each.encode("utf-8", "replace")) for each in (given, expected))
+        limits = _limits(sandbox, tests, limit, output_bytes=2 * size, reply_bytes=4 * size + 2**20)
+        part = TimeLimit(min(longest, limit.seconds - limit.used))
+        with sandbox.session(limits) as session:
             for source in sources:
-                reply = session.execute(source, stdin=given, limit=limit)
+                reply = session.execute(source, stdin=given, limit=part)
+        limit.used += part.used
         if reply.status == "killed":
             raise _Killed
         stdout = stdout or reply.stdout
         ended = reply.status == "ok" or (reply.status == "exit" and reply.value == 0)
-        if ended and lines_of(reply.stdout) == lines_of(expected):
+        if ended and _is_right(sandbox, limits, tests, (given, reply.stdout, expected), longest):
             passed += 1
             continue
         if not verdict:
@@ -111,6 +130,32 @@ def _cases(
         if stop_early or reply.status == "time":
             break
     return CodeVerdict(verdict or "passed", passed, tests.total, stdout, message)
+
+
+def _is_right(
+    sandbox: Sandbox, limits: SandboxLimits, tests: RowTests, case: tuple[str, str, str], seconds: float
+) -> bool:
+    """Return whether the output in `(input, output, expected)` is right.
+
+    A checker runs in a session of its own. An output for which it fails is wrong.
+
+    Raises:
+        TestsError: the checker fails also for the expected output.
+    """
+    given, output, expected = case
+    if not tests.checker:
+        return is_output(output, expected, tests.tolerance or 0.0)
+    for checked in (output, expected):
+        with sandbox.session(limits) as session:
+            reply = session.execute(tests.checker, main=False, limit=TimeLimit(seconds))
+            if reply.status == "ok":
+                reply = session.call("checker", [given, checked, expected], limit=TimeLimit(seconds))
+        if reply.status == "killed":
+            raise _Killed
+        if reply.status == "ok" and type(reply.value) in (bool, int, float) and 0 <= reply.value <= 1:
+            return checked is output and reply.value == 1
+    said = shown(reply.value) if reply.status == "ok" else _message(reply) or reply.status
+    raise TestsError(f"the checker of the row must return True or False, got {said}")
 
 
 class _Killed(Exception):

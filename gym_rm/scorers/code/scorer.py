@@ -7,16 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gym_rm.checks import boolean, one_of, positive
+from gym_rm.checks import boolean, finite, one_of, positive
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConversationError, brief
+from gym_rm.errors import ConfigError, ConversationError, brief
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
-from gym_rm.scorers.code.row_tests import RowTests, TestsError, read_tests, solution_parts
+from gym_rm.scorers.code.row_cases import TestsError
+from gym_rm.scorers.code.row_tests import RowTests, read_tests, solution_parts
 from gym_rm.scorers.code.run_tests import run_tests
 from gym_rm.scorers.code.verdicts import CodeVerdict, clean
 from gym_rm.scores import Scores
@@ -31,9 +32,10 @@ class CodeScorer(NeverCopied):
 
     The tests are the fields of the row: `test` and `entry_point` (HumanEval), `test_list` (MBPP), `unit_tests` or
     `test_file` (unittest classes or test functions that import `solution`), `cases`, `test_cases` or `input_output`
-    (inputs and outputs of a program, or of a function with `fn_name`). The code is the last block of the reply in
-    `<code>` or in a fence (the last that defines the function, if one does), or the whole reply; it may also continue
-    the function that the prompt shows.
+    (inputs and outputs of a program, or of a function with `fn_name`), or those of the data sets that the page of
+    `Code-v0` lists. Of the blocks of the reply in `<code>` or in a fence, the solution is the last that defines what
+    the tests need, or that reads the input and prints, with the blocks that define what it uses. The reply may also be
+    code alone, or continue the function that the prompt shows.
 
     The verdict is computed outside of the process that runs the code, from plain values. `infos` have `verdict` (one
     of `verdicts.VERDICTS`, or "error" for a row without a score), `tests_passed`, `tests_total`, `stdout` and
@@ -44,7 +46,11 @@ class CodeScorer(NeverCopied):
             test function or method (of pytest, with its parameters), an assert statement of other tests, however often
             it is evaluated, or an input with its output.
         timeout: seconds for one row, of processor time and of sleep. Waiting for a busy or stopped machine does not
-            count; a row that gets no time at all has no score.
+            count; a row that gets no time at all has no score. Of a program's cases the first ten share this time, and
+            each further one adds a tenth; none has more. `time_limit` of a row, the seconds of a case, replaces it.
+        tolerance: largest difference, absolute or relative, of a number that a program prints where the expected output
+            has a decimal point or an exponent, or that a function returns where a float is expected. Integers and other
+            texts must be equal. `tolerance` of a row replaces it.
         layer, allow_unsafe, num_workers, interpreter, packages: see `Sandbox`. As many rows run at the same time as
             there are workers.
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
@@ -70,6 +76,7 @@ class CodeScorer(NeverCopied):
         *,
         reward: Literal["all", "fraction"] = "all",
         timeout: float = 10.0,
+        tolerance: float = 1e-6,
         layer: str = "auto",
         allow_unsafe: bool = False,
         limits: Mapping[str, Any] | None = None,
@@ -83,6 +90,9 @@ class CodeScorer(NeverCopied):
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self.reward = one_of("reward", reward, ("all", "fraction"))
         self.timeout = positive("timeout", timeout)
+        self.tolerance = finite("tolerance", tolerance)
+        if self.tolerance < 0:
+            raise ConfigError(f"tolerance must be at least 0, got {tolerance!r}.")
         self.packages = list(packages)
         boolean("execute", execute)
         self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
@@ -151,7 +161,7 @@ class CodeScorer(NeverCopied):
             reply = reply_text(conversation)
         except (TestsError, ConversationError) as error:
             return CodeVerdict.failed(str(error))
-        code = extract_code(reply, name=tests.entry_point)
+        code = extract_code(reply, names=tests.names)
         if code is None or not code.strip():
             return CodeVerdict("no_code", 0, tests.total, message="the reply has no code")
         try:
@@ -163,7 +173,11 @@ class CodeScorer(NeverCopied):
     def _grade(self, code: str, tests: RowTests) -> CodeVerdict:
         try:
             sources, stop_early = solution_parts(code, tests), self.reward == "all"
-            return run_tests(self._sandbox, sources, tests, self.timeout, stop_early=stop_early)
+            return run_tests(
+                self._sandbox, sources, tests, self.timeout, tolerance=self.tolerance, stop_early=stop_early
+            )
+        except TestsError as error:
+            return CodeVerdict.failed(str(error), tests.total)
         except Exception as error:  # of this package or of the machine: never a reward of the reply
             return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
 
@@ -191,6 +205,7 @@ class CodeScorer(NeverCopied):
             "sandbox": self._sandbox.layer,
             "reward": self.reward,
             "timeout": self.timeout,
+            "tolerance": self.tolerance,
             "limits": self._sandbox.limits.model_dump(),
             "packages": self.packages,
             **self._judged.settings,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,28 @@ class CodeVerdict:
 def lines_of(output: str) -> list[str]:
     """Return the lines of an output as they are compared: no spaces at their ends, no empty lines at the end."""
     return [line.rstrip() for line in output.rstrip().splitlines()]
+
+
+_BETWEEN = re.compile(r"([\s\[\](){},;:=]+)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
+
+
+def is_output(output: str, expected: str, tolerance: float) -> bool:
+    """Return whether a program printed what was expected, except for spaces at the ends of lines.
+
+    Numbers that are expected with a decimal point or an exponent may differ by `tolerance`, absolute or relative.
+    """
+    lines, wanted = lines_of(output), lines_of(expected)
+    words, hoped = (_BETWEEN.split("\n".join(each)) for each in (lines, wanted))
+    return lines == wanted or (len(words) == len(hoped) and all(map(_is_near, words, hoped, [tolerance] * len(words))))
+
+
+def _is_near(word: str, expected: str, tolerance: float) -> bool:
+    number = None if word == expected else _NUMBER.fullmatch(expected)
+    if number is None or not any(number.groups()) or not _NUMBER.fullmatch(word):
+        return word == expected
+    largest = tolerance * max(1.0, abs(float(expected)))
+    return abs(float(word) - float(expected)) <= largest < math.inf
 
 
 def shown(value: Any) -> str:

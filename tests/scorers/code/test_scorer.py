@@ -118,7 +118,7 @@ def test_code_in_thinking_does_not_count():
     assert list(found.values()) == [
         ["no_code", "exception", "passed", "passed"],
         ["no_code", "exception", "passed", "no_code"],
-        ["passed", "passed", "exception", "passed"],
+        ["passed", "passed", "passed", "passed"],
     ]
 
 
@@ -271,7 +271,7 @@ def test_odd():
         assert verdict(scorer, right, unit_tests=tests) == "passed"
         assert verdict(scorer, right.replace("2: raise ValueError", "2: print"), unit_tests=tests) == "wrong_answer"
         assert verdict(scorer, right.replace("x // 2", "3"), unit_tests=tests) == "wrong_answer"
-    fixture = "from solution import half\ndef test_file(tmp_path): pass"
+    fixture = "from solution import half\ndef test_file(tmp_path): assert half(4) == 2"
     assert "test_file has 'tmp_path', which pytest runs" in verdict(fast, right, unit_tests=fixture)
     fixture = "import pytest\nfrom solution import half\n@pytest.fixture\ndef four(): return 4\n"
     fixture += "class TestHalf:\n    def setup_method(self): self.two = 2\n"
@@ -448,6 +448,7 @@ def test_all_embedded_solutions_pass(scorer):
     "options",
     [
         *({"reward": "some"}, {"timeout": 0}, {"layer": "docker"}, {"num_workers": 0}, {"execute": "yes"}),
+        {"tolerance": -1},
         {"limits": {"memory": 1}},
         {"interpreter": "/nothing/here"},
     ],
