@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,14 +66,7 @@ def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...]
     if sum(sizes) > sum(capacities):
         return None
     if len(sizes) > EXACT_UNITS:
-        left, bins = list(capacities), []
-        for size in sizes:
-            room = [index for index, free in enumerate(left) if free >= size]
-            if not room:
-                return None
-            bins.append(min(room, key=left.__getitem__))
-            left[bins[-1]] -= size
-        return tuple(bins)
+        return _best_fit(sizes, capacities)
     failed: set[tuple[int, tuple[int, ...]]] = set()
 
     def put(position: int, left: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -91,3 +85,18 @@ def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...]
         return None
 
     return put(0, capacities)
+
+
+def _best_fit(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return for each size the fullest bin that has room when its turn comes, the first of equally full ones."""
+    by_room: dict[int, list[int]] = {}
+    for index, room in enumerate(capacities):
+        by_room.setdefault(room, []).append(index)  # in rising order, which is a heap
+    bins = []
+    for size in sizes:
+        room = min((room for room, there in by_room.items() if room >= size and there), default=None)
+        if room is None:
+            return None
+        bins.append(heapq.heappop(by_room[room]))
+        heapq.heappush(by_room.setdefault(room - size, []), bins[-1])
+    return tuple(bins)

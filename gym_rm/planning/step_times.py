@@ -301,15 +301,18 @@ class _Work:
             rounds = math.ceil(conversations / slots)
             yield float(slots), rounds * max(longest - 1.0, 0.0), longest / 2  # the prefill gives the first token
             return
-        if waiting := conversations - slots:
-            second = sum(value * value for value in lengths.values) / len(lengths.values)
-            yield float(slots), waiting * lengths.mean / slots, second / (2.0 * lengths.mean)
-        before = 0.0
-        for step in range(SEGMENTS):
-            end = lengths.quantile((step + 1) / SEGMENTS) if step + 1 < SEGMENTS else lengths.longest_of(slots)
+        ends = [lengths.quantile((step + 1) / SEGMENTS) for step in range(SEGMENTS - 1)]
+        ends.append(lengths.longest_of(conversations))
+        parts, before = [], 0.0
+        for step, end in enumerate(ends):
             if end > before:
-                yield max(slots * (1.0 - (step + 0.5) / SEGMENTS), 1.0), end - before, (before + end) / 2
+                parts.append((1.0 - (step + 0.5) / SEGMENTS, end - before, (before + end) / 2))
                 before = end
+        if waiting := conversations - slots:
+            mean = sum(share * steps for share, steps, _ in parts)
+            yield float(slots), waiting * mean / slots, sum(share * steps * at for share, steps, at in parts) / mean
+        for share, steps, at in parts:
+            yield max(slots * share, 1.0), steps, at
 
     def decode(self, *, running: float, steps: float, context: float) -> None:
         """Add so many steps of one token for each running conversation."""
