@@ -53,6 +53,15 @@ def component_times(
     return phases
 
 
+def batched_tokens(component: Component, choice: Choice, workload: StepWorkload, site: Site) -> list[float]:
+    """Return the tokens that a replica, or a rank of training, divides into batches, in each phase in which it does."""
+    work = _Work(component, choice, workload, site)
+    if component.role is Role.REWARD_MODEL:
+        return [work.scored_rows()[1]]
+    updates = (1, workload.updates_per_step) if component.role.trains else (1,)
+    return [work.training_rows(updates=each)[1] for each in updates]
+
+
 class _Work:
     """What one replica does in a phase; each method that is named after a phase returns its seconds."""
 
@@ -180,8 +189,8 @@ class _Work:
         conversations = math.ceil(work.conversations / replicas)
         return math.ceil(conversations / work.group_size), conversations
 
-    def score(self) -> PhaseClock:
-        """Add the unique tokens of every turn: prompts once, replies once each."""
+    def scored_rows(self) -> tuple[float, float, float]:
+        """Return conversations, tokens and pairs that one replica scores."""
         work, prompt = self.workload, self.workload.prompts.mean
         prompts, conversations = self.share()
         tokens = pairs = 0.0
@@ -190,6 +199,12 @@ class _Work:
             tokens += prompts * prompt + conversations * growth
             pairs += prompts * self.shape.pairs_between(0, prompt)
             pairs += conversations * self.shape.pairs_between(prompt, prompt + growth)
+        return conversations, tokens, pairs
+
+    def score(self) -> PhaseClock:
+        """Add the unique tokens of every turn: prompts once, replies once each."""
+        work, prompt = self.workload, self.workload.prompts.mean
+        conversations, tokens, pairs = self.scored_rows()
         batches = self.batches(tokens)
         self.forward(
             tokens=tokens,
