@@ -225,13 +225,15 @@ class _Search:
         """Return the places for a group of components, by the GPUs that they take."""
         given = {self.components[name].num_gpus for name in group} - {None}
         together = {Role.POLICY, Role.GENERATION} <= self._roles(group)
+        sends = Role.POLICY in self._roles(group) and not together
         candidates = []
         for size in (size for size in self.sizes if not given or given == {size}):
             for where in places(size, self.request.cluster.node_gpus):
                 found = tuple(self.layouts(name, where, together, len(group) == 1) for name in group)
                 if all(found) and self._may_fit(found):
                     fastest = [_running_least([_fastest(layout) for layout in each])[-1] for each in found]
-                    candidates.append(PoolCandidate(group, where, found, functools.reduce(_added, fastest, ZERO)))
+                    always = self.crossing if sends and where.spans else ZERO
+                    candidates.append(PoolCandidate(group, where, found, functools.reduce(_added, fastest, always)))
         return sorted(candidates, key=lambda one: (one.place.num_gpus, sum(one.seconds)))
 
     def _roles(self, names: Sequence[str]) -> set[Role]:
