@@ -134,9 +134,10 @@ def _shortages(request: PlanRequest) -> list[str]:
         needed, share = peak + device.reserved.value, component.gpu_memory_utilization
         size = f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters)"
         if needed > device.memory.value:
+            short = f"of {show_bytes(device.memory.value)}: {show_bytes(needed - device.memory.value)} are missing"
             texts.append(
-                f"{size} does not fit: spread as well as it can be, each {device.processor} is "
-                f"{show_bytes(needed - device.memory.value)} short."
+                f"{size} does not fit: spread as well as it can be, it needs {show_bytes(needed)} of each "
+                f"{device.processor} {short}."
             )
         elif component.engine == "vllm" and needed > share * device.memory.value:
             text = f"{size} needs {show_bytes(needed)} of a {device.processor} for its weights and one conversation, "
