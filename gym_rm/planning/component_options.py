@@ -14,7 +14,7 @@ from gym_rm.planning.gpu_memory import component_memory, rows_of_update
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.phase_clock import PhaseClock, Site
 from gym_rm.planning.plan import Phase, Role
-from gym_rm.planning.plan_request import Choice, Component, PlanRequest, StepWorkload
+from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.step_times import batched_tokens, component_times, sync_times, wake_times
 
 PHASES = tuple(Phase)
@@ -95,7 +95,7 @@ class Layout:
     """
 
     def __init__(
-        self, component: Component, choice: Choice, request: PlanRequest, site: Site, *, together: bool, known: KnownSizes
+        self, component: Component, choice: Choice, request: PlanRequest, site: Site, together: bool, known: KnownSizes
     ) -> None:
         self.component, self.choice, self._request, self._site = component, choice, request, site
         self._together, self._known = together, known
@@ -215,10 +215,7 @@ def layouts(
     added.
     """
     site = place.site(request.cluster)
-    made = (
-        Layout(component, choice, request, site, together=together, known=known)
-        for choice in choices(component, place, request)
-    )
+    made = (Layout(component, choice, request, site, together, known) for choice in choices(component, place, request))
     return [layout for layout in made if layout.fastest is not None]
 
 
@@ -304,7 +301,7 @@ def choices(component: Component, place: PoolPlace, request: PlanRequest) -> Ite
 
 
 def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool) -> list[int]:
-    """Return the FSDP sizes: of training any that divides its groups; a model that computes forwards stays in a node."""
+    """Return the FSDP sizes: of training any that divides its groups; other models stay in a node."""
     given, groups = component.fsdp_size, place.num_gpus // tp
     if whole or component.role is Role.GENERATION:
         return [1]

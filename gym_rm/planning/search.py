@@ -1,6 +1,7 @@
 """The best placement: partitions of the components into pools, times sizes of the pools, times choices within them.
 
 Up to `EXACT_GPUS` GPUs every size is tried, so the result is the best plan of this space. Above, sizes grow in steps.
+The size of a batch follows from the rest: the largest that fits is the fastest (see `Layout`).
 
 HybridFlow (arXiv 2409.19256, section 6) enumerates the same space without time-shared memory; here branches whose bound
 is no better than the best plan so far are cut.
@@ -78,8 +79,14 @@ def search(request: PlanRequest, *, best: bool = True) -> SearchResult | None:
         ConfigError: the search was cut before it met a plan that fits.
     """
     result = _Search(request, pool_sizes(request), best=best).result()
-    exact = best and request.cluster.num_gpus <= EXACT_GPUS
+    exact = best and request.cluster.num_gpus <= EXACT_GPUS and not _some_experts(request)
     return None if result is None else replace(result, exact=result.exact and exact)
+
+
+def _some_experts(request: PlanRequest) -> bool:
+    """Return whether an engine runs experts: few conversations read fewer of them, so that more may be slower."""
+    engines = [part for part in request.components if part.engine == "vllm" and part.max_num_seqs is None]
+    return any(layer.experts for part in engines for layer, _ in part.shape.layers)
 
 
 def pool_sizes(request: PlanRequest) -> Sequence[int]:
@@ -291,7 +298,7 @@ class _Search:
         if (found := self._placed([PoolChoice(pool.names, (), pool.place, ZERO) for pool in pools])) is None:
             return
         gpus = sum(pool.place.num_gpus for pool in pools)
-        work = [_Work(index, part, found) for index, pool in enumerate(pools) for part, found in enumerate(pool.layouts)]
+        work = [_Work(index, part, each) for index, pool in enumerate(pools) for part, each in enumerate(pool.layouts)]
         # The components with the most different memory first: what they choose decides what is left for the others.
         work.sort(key=lambda one: (-one.spread, one.pool, one.part))
 
@@ -348,7 +355,7 @@ class _Search:
         engine = next((layout for _, layout in chosen if layout.grows), None)
 
         def sized(one: _Work, layout: Layout, least: int, most: int) -> Option | None:
-            """Return the fastest option where an engine that is awake has at least and at most so many conversations."""
+            """Return the fastest option where an engine that is awake has from least to most conversations."""
             room = self.capacity - state.resident[one.pool]
             if engine is not None and any(other is engine and where.pool == one.pool for where, other in chosen):
                 room -= engine.option(least).resident - engine.resident

@@ -71,8 +71,11 @@ def fastest_choices(request, parts, groups, wheres):
     pools = []
     for group, where in zip(groups, wheres, strict=True):
         together = {"policy", "generation"} <= set(group)
-        lists = [[(choice, *takes(request, parts[name], choice, where, together and name == "policy"))
-                  for choice in every_choice(request, parts[name], where, len(group) == 1)] for name in group]  # fmt: skip
+        lists = []
+        for name in group:
+            tried = every_choice(request, parts[name], where, len(group) == 1)
+            near = together and name == "policy"
+            lists.append([(choice, *takes(request, parts[name], choice, where, near)) for choice in tried])
         found = {}
         for chosen in itertools.product(*lists):
             if sum(each[1] for each in chosen) + max(each[2] for each in chosen) <= capacity:

@@ -38,11 +38,15 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
             f"cluster.gpus_per_node={settings.gpus_per_node}: processes on one machine's CPU share its memory; write "
             "cluster.nodes for several machines."
         )
-    network, disk = (
-        known if given is None else Quantity(parse_quantity(f"cluster.{name}", given, "bandwidth"), Basis.FORMULA, "given")
-        for name, given, known in (("network", settings.network, device.network), ("disk", settings.disk, NVME))
-    )
+    network = _bandwidth("network", settings.network, device.network)
+    disk = _bandwidth("disk", settings.disk, NVME)
     return Cluster(device, (settings.gpus_per_node,) * settings.nodes, network, disk)
+
+
+def _bandwidth(name: str, given: float | str | None, known: Quantity) -> Quantity:
+    if given is None:
+        return known
+    return Quantity(parse_quantity(f"cluster.{name}", given, "bandwidth"), Basis.FORMULA, "given")
 
 
 def read_device(gpu: str | Mapping[str, Any]) -> Device:

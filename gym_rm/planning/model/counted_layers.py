@@ -1,4 +1,4 @@
-"""Sizes of a model whose type has no formula here: its parameters in transformers, on the meta device without memory."""
+"""Sizes of a model whose type has no formula here: counted in the model of transformers, on the meta device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _shape(model: nn.Module, config: Any, *, name: str, num_labels: int | None, 
         other=_parameters(model) - _parameters(blocks) - embedding - head,
         max_length=getattr(config, "max_position_embeddings", None),
         source=source,
-        notes=(f"layers counted in {type(model).__name__} of transformers; activations are those of layers like Llama's",),
+        notes=(f"counted in {type(model).__name__} of transformers; activations are those of layers like Llama's",),
         model_type=config.model_type,
     )
 
