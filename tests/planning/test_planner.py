@@ -223,7 +223,7 @@ def test_a_model_that_is_much_too_large_says_how_much_is_missing():
     assert missing > 6000
 
 
-# verl's examples/tuning and its table of the hardware that reinforcement learning needs: model, GPUs of 80 GB, LoRA's rank.
+# From verl's examples/tuning and its table of the hardware that is needed: model, GPUs of 80 GB, rank of LoRA.
 MINIMUM_RUNS = [
     ("Qwen/Qwen2.5-0.5B", 1, 32),
     ("Qwen/Qwen2.5-1.5B", 1, None),
