@@ -15,7 +15,7 @@ from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.phase_clock import PhaseClock, Site
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
-from gym_rm.planning.step_times import batched_tokens, component_times, sync_times, wake_times
+from gym_rm.planning.step_times import batched_tokens, component_times, largest_share, sync_times, wake_times
 
 PHASES = tuple(Phase)
 EXACT_GPUS = 64  # of a cluster; in larger ones not every number and division of GPUs is tried
@@ -199,7 +199,7 @@ class Layout:
         """Return the numbers of conversations at a time; of transformers those that fill the last round."""
         if given := self.component.max_num_seqs:
             return [range(given, given + 1)]
-        share = math.ceil(self._request.workload.conversations / self.choice.num_replicas)
+        _, share = largest_share(self._request.workload, self.choice.num_replicas)
         if self.component.engine != "transformers":
             return [range(1, share + 1)]
         sizes = sorted({math.ceil(share / rounds) for rounds in range(1, share + 1)}, reverse=True)

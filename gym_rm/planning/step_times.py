@@ -53,6 +53,15 @@ def component_times(
     return phases
 
 
+def largest_share(work: StepWorkload, replicas: int) -> tuple[int, int]:
+    """Return the prompts and conversations of the replica with the most; groups stay whole if there are enough."""
+    if work.num_prompts >= replicas:
+        prompts = math.ceil(work.num_prompts / replicas)
+        return prompts, prompts * work.group_size
+    conversations = math.ceil(work.conversations / replicas)
+    return math.ceil(conversations / work.group_size), conversations
+
+
 def batched_tokens(component: Component, choice: Choice, workload: StepWorkload, site: Site) -> list[float]:
     """Return the tokens that a replica, or a rank of training, divides into batches, in each phase in which it does."""
     work = _Work(component, choice, workload, site)
@@ -180,19 +189,10 @@ class _Work:
 
     # --- scoring and log-probabilities --------------------------------------------------------------------------
 
-    def share(self) -> tuple[float, float]:
-        """Return the prompts and conversations of the replica with the most; groups stay whole if there are enough."""
-        work, replicas = self.workload, self.choice.num_replicas
-        if work.num_prompts >= replicas:
-            prompts = math.ceil(work.num_prompts / replicas)
-            return prompts, prompts * work.group_size
-        conversations = math.ceil(work.conversations / replicas)
-        return math.ceil(conversations / work.group_size), conversations
-
     def scored_rows(self) -> tuple[float, float, float]:
         """Return conversations, tokens and pairs that one replica scores."""
         work, prompt = self.workload, self.workload.prompts.mean
-        prompts, conversations = self.share()
+        prompts, conversations = largest_share(self.workload, self.choice.num_replicas)
         tokens = pairs = 0.0
         for turn in range(1, work.turns + 1):
             growth = turn * work.replies.mean + (turn - 1) * work.turn_tokens
@@ -287,7 +287,7 @@ class _Work:
     def generate(self) -> PhaseClock:
         """Add the prefill of each prompt, then one forward for each token of the longest replies."""
         work, prompt = self.workload, self.workload.prompts.mean
-        prompts, conversations = self.share()
+        prompts, conversations = largest_share(self.workload, self.choice.num_replicas)
         read = conversations if self.component.engine == "transformers" else prompts
         tokens = read * prompt + conversations * (work.turns - 1) * work.turn_tokens
         self.forward(

@@ -41,7 +41,7 @@ def summary(plan: Plan) -> Text:
         f"in {tightest.phase} of {tightest.component} (in {tightest.largest.name}).",
     ]
     if plan.exact:
-        lines.append(f"No placement or batch size is better, by {plan.objective}: the search was exact.")
+        lines.append(f"No placement is better, by {plan.objective}: the search was exact, over batch sizes too.")
     else:
         lines.append(f"The best that was found, by {plan.objective}; not every size was tried.")
     lines += _assumed(plan)
