@@ -43,7 +43,10 @@ def summary(plan: Plan) -> Text:
     if plan.exact:
         lines.append(f"No placement is better, by {plan.objective}: the search was exact, over batch sizes too.")
     else:
-        lines.append(f"The best that was found, by {plan.objective}; not every size was tried.")
+        lines.append(
+            f"The best that was found, by {plan.objective}; numbers of {plan.processor}s and of conversations at a "
+            "time were tried in steps."
+        )
     lines += _assumed(plan)
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
 
