@@ -281,6 +281,7 @@ def test_a_whole_configuration_may_be_pasted():
     assert load_shape(None, config, num_labels=None, name="policy").notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_every_type_of_transformers_is_exact_or_refused_by_name(model_type):
     try:
