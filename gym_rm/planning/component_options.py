@@ -249,6 +249,17 @@ def phase_clocks(
     return phases
 
 
+def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
+    """Return the duration of a step.
+
+    Phases follow each other, and each waits for the slowest pool. Asynchronous pools work one step apart, so only the
+    busiest pool counts.
+    """
+    if asynchronous:
+        return max(sum(pool) for pool in pools)
+    return float(sum(max(phase) for phase in zip(*pools, strict=True)))
+
+
 def generates_with_policy(request: PlanRequest) -> bool:
     """Return whether generation has no weights of its own."""
     return any(component.engine == "transformers" for component in request.components)

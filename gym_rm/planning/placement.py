@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gym_rm.planning.plan import Address
 
+Part = TypeVar("Part")
 EXACT_UNITS = 48  # more units than this are packed largest first, without trying other ways
 
 
@@ -135,3 +137,24 @@ def _unpacked(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[int, ...
         by_room.setdefault(room - number * size, []).extend(filled)
         found += [index for index in filled for _ in range(number)]
     return tuple(found)
+
+
+def coarse_sizes(limit: int) -> list[int]:
+    """Return up to 8 sizes between powers of two. They do not depend on the limit, so more GPUs only add sizes."""
+    sizes = list(range(1, 17))
+    while sizes[-1] < limit:
+        step = max(1 << (sizes[-1].bit_length() - 4), 2)
+        sizes.append(sizes[-1] + step)
+    return [size for size in sizes if size <= limit]
+
+
+def partitions(names: Sequence[Part]) -> Iterator[tuple[tuple[Part, ...], ...]]:
+    """Yield every way to divide names into groups, each once."""
+    if not names:
+        yield ()
+        return
+    first, *rest = names
+    for groups in partitions(rest):
+        yield ((first,), *groups)
+        for index, group in enumerate(groups):
+            yield (*groups[:index], (first, *group), *groups[index + 1 :])

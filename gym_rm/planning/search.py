@@ -16,7 +16,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.component_options import (
@@ -30,17 +30,17 @@ from gym_rm.planning.component_options import (
     Seconds,
     layouts,
     places,
+    step_seconds,
     tensor_parallel_sizes,
     with_sleeping,
 )
-from gym_rm.planning.placement import Need, fits, place
+from gym_rm.planning.placement import Need, coarse_sizes, fits, partitions, place
 from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.plan_request import Choice, PlanRequest
 from gym_rm.planning.step_times import sync_times
 
 MOST_NODES = 100_000  # of the search tree; a search that is cut here is not exact
 
-Part = TypeVar("Part")
 Key: TypeAlias = tuple[float, float]
 """What the search makes small: the objective, then the tie-breaker."""
 NEVER: Key = (math.inf, math.inf)
@@ -97,15 +97,6 @@ def pool_sizes(request: PlanRequest) -> Sequence[int]:
     return sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})
 
 
-def coarse_sizes(limit: int) -> list[int]:
-    """Return up to 8 sizes between powers of two. They do not depend on the limit, so more GPUs only add sizes."""
-    sizes = list(range(1, 17))
-    while sizes[-1] < limit:
-        step = max(1 << (sizes[-1].bit_length() - 4), 2)
-        sizes.append(sizes[-1] + step)
-    return [size for size in sizes if size <= limit]
-
-
 def fixed_sizes(request: PlanRequest, limit: int) -> set[int]:
     """Return the sizes of pools that the fixed numbers of a request need, up to a limit."""
     sizes = {component.num_gpus for component in request.components if component.num_gpus is not None}
@@ -117,29 +108,6 @@ def fixed_sizes(request: PlanRequest, limit: int) -> set[int]:
                 unit = tp * (component.fsdp_size or 1)  # of the usual sizes, those of whole groups
                 sizes |= {size // unit * unit for size in coarse_sizes(limit)}
     return {size for size in sizes if 0 < size <= limit}
-
-
-def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
-    """Return the duration of a step.
-
-    Phases follow each other, and each waits for the slowest pool. Asynchronous pools work one step apart, so only the
-    busiest pool counts.
-    """
-    if asynchronous:
-        return max(sum(pool) for pool in pools)
-    return float(sum(max(phase) for phase in zip(*pools, strict=True)))
-
-
-def partitions(names: Sequence[Part]) -> Iterator[tuple[tuple[Part, ...], ...]]:
-    """Yield every way to divide names into groups, each once."""
-    if not names:
-        yield ()
-        return
-    first, *rest = names
-    for groups in partitions(rest):
-        yield ((first,), *groups)
-        for index, group in enumerate(groups):
-            yield (*groups[:index], (first, *group), *groups[index + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.component_options import PHASES, PoolPlace, choices, phase_clocks, places
+from gym_rm.planning.component_options import PHASES, PoolPlace, choices, phase_clocks, places, step_seconds
 from gym_rm.planning.gpu_memory import component_memory
 from gym_rm.planning.phase_clock import Site
-from gym_rm.planning.placement import Need, place
+from gym_rm.planning.placement import Need, partitions, place
 from gym_rm.planning.plan import Role
 from gym_rm.planning.refusals import broken_rules
-from gym_rm.planning.search import partitions, search, step_seconds
+from gym_rm.planning.search import search
 from gym_rm.planning.step_times import component_times, wake_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
 
