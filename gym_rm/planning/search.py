@@ -1,7 +1,6 @@
 """The best placement: partitions of the components into pools, times sizes of the pools, times choices within them.
 
 Up to `EXACT_GPUS` GPUs every size is tried, so the result is the best plan of this space. Above, sizes grow in steps.
-The size of a batch follows from the rest: the largest that fits is the fastest (see `Layout`).
 
 HybridFlow (arXiv 2409.19256, section 6) enumerates the same space without time-shared memory; here branches whose bound
 is no better than the best plan so far are cut.
@@ -353,10 +352,8 @@ class _Search:
             self.key = key if self.best else (-math.inf, -math.inf)
             self.incumbent = SearchResult(tuple(full), step)
 
-        if engine is None:
-            halve(0, 0)
-        else:
-            halve(engine.spans[0][0], _fastest_option(engine).choice.max_num_seqs)
+        most = _fastest_option(engine).choice.max_num_seqs if engine else 0
+        halve(engine.spans[0][0] if engine else 0, most)
 
     def _ends(self, pools: Sequence[PoolChoice]) -> list[int]:
         """Return the pools of the policy and of generation, by their number."""
