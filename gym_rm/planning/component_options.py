@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
+import copy
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from gym_rm.planning.gpu_memory import component_memory
+from gym_rm.planning.gpu_memory import component_memory, rows_of_update
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.phase_clock import PhaseClock, Site
 from gym_rm.planning.plan import Phase, Role
-from gym_rm.planning.plan_request import Choice, Component, PlanRequest, StepWorkload
-from gym_rm.planning.step_times import component_times, sync_times, wake_times
+from gym_rm.planning.plan_request import Choice, Component, PlanRequest
+from gym_rm.planning.step_times import batched_tokens, component_times, largest_share, sync_times, wake_times
 
 PHASES = tuple(Phase)
-SLOTS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)  # conversations that an engine generates at a time
-LARGEST_BATCH = 65536  # tokens of a forward; more do not make products faster
-SMALLEST_BATCH = 512
+EXACT_GPUS = 64  # of a cluster; in larger ones not every number and division of GPUs is tried
 ZERO = (0.0,) * len(PHASES)
 
 Seconds: TypeAlias = tuple[float, ...]
@@ -39,11 +40,6 @@ class Option:
     resident: float
     extra: float
     seconds: Seconds
-
-    @property
-    def peak(self) -> float:
-        """Bytes of each GPU at the peak of its own work."""
-        return self.resident + self.extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,43 +71,156 @@ class PoolPlace:
 
 
 def places(size: int, node_gpus: int) -> Iterator[PoolPlace]:
-    """Yield the ways to place so many GPUs: in one node, in equal parts of as few nodes as can be, and anywhere."""
-    nodes = max(math.ceil(size / node_gpus), 2)
-    parts = {size if size <= node_gpus else 1, size // nodes if size % nodes == 0 else 1, 1}
-    yield from (PoolPlace(size, node_gpus, part) for part in sorted(parts, reverse=True))
+    """Yield the ways to place so many GPUs: in equal parts, each in a node, the largest first."""
+    parts = [part for part in reversed(divisors(size)) if part <= node_gpus]
+    tried = parts if size <= EXACT_GPUS else dict.fromkeys((parts[0], 1))
+    yield from (PoolPlace(size, node_gpus, part) for part in tried)
 
 
 KnownSizes: TypeAlias = dict[tuple[str, Choice], tuple[float, float]]
 """Bytes that stay and at the peak, by component and choice."""
 
 
-def awake_options(
+class Layout:
+    """A component divided over the GPUs of its pool, with batches of any possible size.
+
+    A size is the tokens of a batch, or the conversations that are generated at a time. Within each of the `spans`,
+    more need more memory and are never slower.
+
+    Attributes:
+        component, choice: what is divided, and how; the choice has no size.
+        spans: ranges of sizes, the largest first.
+        resident, extra: bytes at the smallest size, as those of an option.
+        fastest: the fastest option that fits a GPU while nothing else is awake; None if none does.
+    """
+
+    def __init__(
+        self, component: Component, choice: Choice, request: PlanRequest, site: Site, together: bool, known: KnownSizes
+    ) -> None:
+        self.component, self.choice, self._request, self._site = component, choice, request, site
+        self._together, self._known = together, known
+        self._memories: dict[int, tuple[float, float]] = {}
+        self._seconds: dict[int, Seconds] = {}
+        is_batch = component.role is not Role.GENERATION
+        self._tokens = batched_tokens(component, choice, request.workload, site) if is_batch else []
+        self.spans = self._batches() if is_batch else self._conversations()
+        share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
+        self._most = share * request.cluster.device.memory.value - request.cluster.device.reserved.value
+        self.resident, self.extra = self._needs(self.spans[-1][0])
+        self.fastest = self._within(self._most, self._peak)
+
+    def asleep(self) -> Layout:
+        """Return the layout of a component whose weights and state leave the GPUs while others work."""
+        layout = copy.copy(self)
+        layout.choice = replace(self.choice, sleeps=True)
+        layout.resident, layout.extra = layout._needs(self.spans[-1][0])
+        layout.fastest = self.fastest and layout.option(layout._size(self.fastest.choice))
+        return layout
+
+    @property
+    def grows(self) -> bool:
+        """Whether what it keeps while others work depends on the size."""
+        return self.component.engine == "vllm" and not self.choice.sleeps
+
+    def within(self, room: float) -> Option | None:
+        """Return the fastest option that adds at most so many bytes to what it keeps; None if none does."""
+        return self._within(min(room, self._most - self.resident), lambda size: self._needs(size)[1])
+
+    def option(self, size: int) -> Option:
+        """Return the option of the smallest size that makes as many batches as this one."""
+        fewest = [math.ceil(tokens / math.ceil(tokens / size)) for tokens in self._tokens]
+        first = next(span[0] for span in self.spans if size in span)
+        size = max(first, min(size, max(fewest, default=size)))
+        resident, extra = self._needs(size)
+        choice = replace(self.choice, **{self._name: size})  # type: ignore[arg-type]
+        return Option(choice, resident, extra, self._times(size))
+
+    def _within(self, room: float, needed: Callable[[int], float]) -> Option | None:
+        counts = ((span, bisect.bisect_right(span, room, key=needed)) for span in self.spans)
+        fitting = (self.option(span[count - 1]) for span, count in counts if count)
+        if self.component.engine == "transformers":  # a last round of few conversations is as long as one of many
+            return min(fitting, key=lambda option: sum(option.seconds), default=None)
+        return next(fitting, None)
+
+    @property
+    def _name(self) -> str:
+        return "max_num_seqs" if self.component.role is Role.GENERATION else "max_num_batched_tokens"
+
+    def _size(self, choice: Choice) -> int:
+        size: int = getattr(choice, self._name)
+        return size
+
+    def _times(self, size: int) -> Seconds:
+        if size not in self._seconds:
+            choice = replace(self.choice, **{self._name: size})  # type: ignore[arg-type]
+            clocks = phase_clocks(self.component, choice, self._request, self._site, together=self._together)
+            self._seconds[size] = tuple(clocks[phase].total if phase in clocks else 0.0 for phase in PHASES)
+        seconds = self._seconds[size]
+        if not self.choice.sleeps:
+            return seconds
+        waking = wake_times(self.component, self._memory(size)[0], self._request.cluster.device).total
+        return (seconds[0] + waking, *seconds[1:])
+
+    def _memory(self, size: int) -> tuple[float, float]:
+        """Return the bytes that stay where it is awake, and those at the peak."""
+        if size not in self._memories:
+            replicas = self.choice.num_replicas if self.component.role.trains else 1  # others share nothing
+            sized: dict[str, Any] = {self._name: size, "num_replicas": replicas, "sleeps": False}
+            key = self.component.name, replace(self.choice, **sized)
+            if key not in self._known:
+                memory = component_memory(self.component, key[1], self._request.workload, self._request.cluster.device)
+                self._known[key] = sum(item.bytes for item in memory.resident), memory.peak
+            self._memories[size] = self._known[key]
+        return self._memories[size]
+
+    def _peak(self, size: int) -> float:
+        return self._memory(size)[1]
+
+    def _needs(self, size: int) -> tuple[float, float]:
+        """Return `resident` and `extra` of a size."""
+        resident, peak = self._memory(size)
+        return (0.0, peak) if self.choice.sleeps else (resident, peak - resident)
+
+    def _batches(self) -> list[range]:
+        """Return the sizes from the longest conversation to all tokens.
+
+        Training whose updates are one batch each is a span of its own: it keeps no gradients of other batches.
+        """
+        if given := self.component.max_num_batched_tokens:
+            return [range(given, given + 1)]
+        work, least = self._request.workload, max(self._request.workload.longest, 1)
+        most = max(least, *map(math.ceil, self._tokens))
+        if not self.component.role.trains:
+            return [range(least, most + 1)]
+        whole = rows_of_update(self.choice, work) * least
+        return [span for span in (range(whole, max(most, whole) + 1), range(least, whole)) if span]
+
+    def _conversations(self) -> list[range]:
+        """Return the numbers of conversations at a time; of transformers those that fill the last round."""
+        if given := self.component.max_num_seqs:
+            return [range(given, given + 1)]
+        _, share = largest_share(self._request.workload, self.choice.num_replicas)
+        if self.component.engine != "transformers":
+            return [range(1, share + 1)]
+        sizes = sorted({math.ceil(share / rounds) for rounds in range(1, share + 1)}, reverse=True)
+        return [range(size, size + 1) for size in sizes]
+
+
+def layouts(
     component: Component, place: PoolPlace, request: PlanRequest, *, together: bool, known: KnownSizes
-) -> list[Option]:
-    """Return the choices of a component in a pool that fit a GPU while nothing else is awake; it does not sleep.
+) -> list[Layout]:
+    """Return the divisions of a component over a pool that fit a GPU while nothing else is awake; none sleeps.
 
     `together` is whether the policy and generation share the pool. Sizes of earlier calls are `known`; new ones are
     added.
     """
-    device, site = request.cluster.device, place.site(request.cluster)
-    share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
-    capacity = share * device.memory.value - device.reserved.value
-    options = []
-    for choice in _choices(component, place, request):
-        alike = choice if component.role.trains else replace(choice, num_replicas=1)  # replicas share nothing
-        if (component.name, alike) not in known:
-            memory = component_memory(component, alike, request.workload, device)
-            known[component.name, alike] = (sum(item.bytes for item in memory.resident), memory.peak)
-        resident, peak = known[component.name, alike]
-        if peak <= capacity:
-            clocks = phase_clocks(component, choice, request, site, together=together)
-            seconds = tuple(clocks[phase].total if phase in clocks else 0.0 for phase in PHASES)
-            options.append(Option(choice, resident, peak - resident, seconds))
-    return options
+    site = place.site(request.cluster)
+    made = (Layout(component, choice, request, site, together, known) for choice in choices(component, place, request))
+    return [layout for layout in made if layout.fastest is not None]
 
 
-def with_sleeping(component: Component, awake: Sequence[Option], request: PlanRequest, *, alone: bool) -> list[Option]:
-    """Return the options with those that sleep while others of the pool work; a component alone never does.
+def with_sleeping(component: Component, awake: Sequence[Layout], request: PlanRequest, *, alone: bool) -> list[Layout]:
+    """Return the layouts with those that sleep while others of the pool work; a component alone never does.
 
     On a CPU none does, because the host's memory is the memory that they would leave.
     """
@@ -119,33 +228,8 @@ def with_sleeping(component: Component, awake: Sequence[Option], request: PlanRe
     stays = component.engine == "transformers" or policy_is_shared or component.sleeps is False
     if alone or stays or request.cluster.device.is_cpu:
         return [*awake]
-    asleep = []
-    for option in awake:
-        waking = wake_times(component, option.resident, request.cluster.device).total
-        seconds = (option.seconds[0] + waking, *option.seconds[1:])
-        asleep.append(Option(replace(option.choice, sleeps=True), 0.0, option.peak, seconds))
+    asleep = [layout.asleep() for layout in awake]
     return asleep if component.sleeps else [*awake, *asleep]
-
-
-def undominated(options: Sequence[Option], *, spans: bool = False) -> list[Option]:
-    """Return the options that no other one equals or beats in memory and in every phase, the fastest first.
-
-    In a pool of several nodes (`spans`), only an option whose tensor-parallel groups fit wherever the other's do beats
-    it.
-    """
-    kept: list[Option] = []
-    for option in sorted(options, key=lambda one: (sum(one.seconds), one.resident, one.extra)):
-        worse = any(
-            other.resident <= option.resident
-            and other.peak <= option.peak
-            and other.extra <= option.extra
-            and not (spans and option.choice.unit % other.choice.unit)
-            and all(a <= b for a, b in zip(other.seconds, option.seconds, strict=True))
-            for other in kept
-        )
-        if not worse:
-            kept.append(option)
-    return kept
 
 
 def phase_clocks(
@@ -163,6 +247,17 @@ def phase_clocks(
     if component.role is Role.POLICY and not shared:
         phases[Phase.SYNC] = sync_times(component, choice, site, together=together, crosses=crosses)
     return phases
+
+
+def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
+    """Return the duration of a step.
+
+    Phases follow each other, and each waits for the slowest pool. Asynchronous pools work one step apart, so only the
+    busiest pool counts.
+    """
+    if asynchronous:
+        return max(sum(pool) for pool in pools)
+    return float(sum(max(phase) for phase in zip(*pools, strict=True)))
 
 
 def generates_with_policy(request: PlanRequest) -> bool:
@@ -195,8 +290,8 @@ def divisors_violated(component: Component, size: int) -> list[tuple[str, int]]:
     return [(name, number) for name, number in needed if number % size]
 
 
-def _choices(component: Component, place: PoolPlace, request: PlanRequest) -> Iterator[Choice]:
-    """Yield the ways to spread a component over the GPUs of its pool, all awake."""
+def choices(component: Component, place: PoolPlace, request: PlanRequest) -> Iterator[Choice]:
+    """Yield the ways to divide a component over the GPUs of its pool, all awake and without sizes."""
     work, gpus = request.workload, place.num_gpus
     most = work.conversations // work.updates_per_step if component.role.trains else work.conversations
     whole = component.role is Role.POLICY and generates_with_policy(request)
@@ -209,50 +304,27 @@ def _choices(component: Component, place: PoolPlace, request: PlanRequest) -> It
             ranks = replicas * (1 if component.role is Role.REWARD_MODEL else fsdp)
             if component.num_replicas not in (None, replicas) or ranks > most:
                 continue
-            base = Choice(tp, fsdp, replicas, one_node=not component.role.trains)
-            if component.role is Role.GENERATION:
-                yield from _generation_choices(component, base, work)
-                continue
+            prefill = max(8192, int(work.prompts.maximum))  # of an engine
+            base = Choice(tp, fsdp, replicas, max_num_batched_tokens=prefill, one_node=not component.role.trains)
             given = component.gradient_checkpointing
             for again in (False,) if not component.role.trains else (False, True) if given is None else (given,):
-                for tokens in batch_sizes(component, work, ranks):
-                    yield replace(base, max_num_batched_tokens=tokens, gradient_checkpointing=again)
+                yield replace(base, gradient_checkpointing=again)
 
 
 def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool) -> list[int]:
-    """Return the FSDP sizes: up to the groups of one node, and all groups of the pool where it trains.
-
-    A model that only computes forwards stays in one node, and is divided further than its heads can be.
-    """
-    groups = place.num_gpus // tp
+    """Return the FSDP sizes: of training any that divides its groups; other models stay in a node."""
+    given, groups = component.fsdp_size, place.num_gpus // tp
     if whole or component.role is Role.GENERATION:
         return [1]
-    given, inside = component.fsdp_size, max(place.node_gpus // tp, 1)
-    if not component.role.trains:
-        more = max(tensor_parallel_sizes(component, place.node_gpus), default=1)
-        alone = tp == 1 and component.quantization is None  # as load_scorer combines them
-        sizes = [1, *range(more + 1, inside + 1)] if given is None else [given]
-        return [size for size in sizes if groups % size == inside % size == 0 and (alone or size == 1)]
-    if given is not None:
-        return [given] if groups % given == 0 else []
-    return sorted({groups} | {size for size in range(1, inside + 1) if groups % size == 0})
+    sizes = [size for size in divisors(groups) if given in (None, size)]
+    if component.role.trains:
+        tried = place.num_gpus <= EXACT_GPUS or given is not None
+        return [size for size in sizes if tried or size == groups or size * tp <= place.node_gpus]
+    alone = tp == 1 and component.quantization is None  # as load_scorer combines them
+    return [size for size in sizes if size == 1 or (alone and size <= place.node_gpus)]
 
 
-def _generation_choices(component: Component, base: Choice, work: StepWorkload) -> Iterator[Choice]:
-    share = math.ceil(work.conversations / base.num_replicas)
-    tokens = max(8192, int(work.prompts.maximum))
-    for slots in (component.max_num_seqs,) if component.max_num_seqs else sorted({min(each, share) for each in SLOTS}):
-        yield replace(base, max_num_batched_tokens=tokens, max_num_seqs=slots)
-
-
-def batch_sizes(component: Component, work: StepWorkload, ranks: int) -> list[int]:
-    """Return the token budgets to try: at least the longest conversation, at most the work of a rank."""
-    if component.max_num_batched_tokens is not None:
-        return [component.max_num_batched_tokens]
-    least = max(work.longest, SMALLEST_BATCH)
-    share = work.tokens / ranks / (work.updates_per_step if component.role.trains else 1)
-    most = max(least, min(LARGEST_BATCH, int(share)))
-    sizes = [least]
-    while sizes[-1] < min(most, LARGEST_BATCH):
-        sizes.append(min(1 << sizes[-1].bit_length(), LARGEST_BATCH))
-    return sizes
+@functools.lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number in rising order."""
+    return tuple(size for size in range(1, number + 1) if number % size == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from gym_rm.planning import activations
@@ -62,6 +63,11 @@ def component_memory(component: Component, choice: Choice, workload: StepWorkloa
     if component.role is Role.GENERATION:
         return estimate.generation() if component.engine == "vllm" else estimate.generation_by_transformers()
     return estimate.training() if component.role.trains else estimate.inference()
+
+
+def rows_of_update(choice: Choice, workload: StepWorkload) -> int:
+    """Return the conversations that the rank with the most trains on in one update."""
+    return math.ceil(workload.conversations / workload.updates_per_step / (choice.fsdp_size * choice.num_replicas))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -239,7 +245,8 @@ class _Estimate:
 
     def update(self) -> tuple[Instant, ...]:
         """Return the instants of an update: the end of the forward, both ends of the backward, the optimizer step."""
-        shape, component, tokens = self.shape, self.component, float(self.choice.max_num_batched_tokens)
+        shape, component = self.shape, self.component
+        tokens = min(float(self.choice.max_num_batched_tokens), self.rows * self.length)
         layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora is not None)
         steps, text = layers.backward.of(tokens, self.length), "gradients inside a layer"
         if self.choice.gradient_checkpointing:
@@ -257,7 +264,7 @@ class _Estimate:
             backward.append(self.logits(LOGITS_KEPT + LOGITS_BACKWARD, tokens, text))
         size = self.trained() * (4.0 if self.wide else self.size)
         gradients = self.item("gradients", size, "one for each trained parameter")
-        if self.accumulates or self.cpu:
+        if self.cpu or self.rows * self.length > self.choice.max_num_batched_tokens:  # of the batches before
             forward.append(gradients)
             backward.append(gradients)
         if self.fsdp > 1:
@@ -273,22 +280,20 @@ class _Estimate:
         )
 
     @property
-    def accumulates(self) -> bool:
-        """Whether an update has several forwards and backwards, so that gradients lie beside activations."""
-        work, ranks = self.workload, self.fsdp * self.choice.num_replicas
-        padded = work.conversations * self.length / max(work.updates_per_step, 1) / ranks
-        return padded > self.choice.max_num_batched_tokens
+    def rows(self) -> int:
+        """Conversations of the rank with the most, in one update."""
+        return rows_of_update(self.choice, self.workload)
 
     def optimizer_step(self) -> float:
-        """Return the bytes of temporary tensors: of the largest parameter on a CPU, of all parameters on a GPU."""
-        if not self.cpu:
-            return 4.0 * self.trained()
+        """Return the bytes of temporary tensors: two copies of the parameter that is updated, the largest in turn.
+
+        A fused kernel has none; without it, libraries go from one sharded parameter to the next.
+        """
         if lora := self.component.lora:
-            return 8.0 * lora.rank * self.shape.hidden
-        tied = self.shape.is_language_model and not self.shape.head  # the sum of two gradients
-        return 8.0 * (
-            activations.largest_parameter(self.shape) + tied * float(self.shape.vocabulary * self.shape.hidden)
-        )
+            return 8.0 * lora.rank * self.shape.hidden / self.tp / self.fsdp
+        tied = self.cpu and self.shape.is_language_model and not self.shape.head  # the sum of two gradients
+        table = tied * float(self.shape.vocabulary * self.shape.hidden)
+        return 8.0 * (activations.largest_parameter(self.shape) + table) / self.tp / self.fsdp
 
     # --- generation ---------------------------------------------------------------------------------------------
 

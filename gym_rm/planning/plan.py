@@ -250,7 +250,8 @@ class Plan:
         unique_tokens, tokens: tokens of one step that differ, and all of them.
         load_seconds: time until the first step can begin.
         objective: what the search made best.
-        exact: whether no placement is better; a search over more than 64 GPUs tries their numbers in steps.
+        exact: whether no placement, division or batch size is better; a search over more than 64 GPUs tries their
+            numbers in steps, and for an engine that runs experts only the most conversations that fit.
         notes: what the reader should know, such as assumptions about models.
         num_prompts, group_size: prompts of a step, and replies to each.
         prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.

@@ -8,11 +8,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gym_rm import checks
+from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
 
 GIB = 2**30
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+PREFIXES = {"": 1.0, **{letter: 1000.0**power for power, letter in enumerate("KMGTPE", 1)}}
+PREFIXES |= {f"{letter}I": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "ns": 1e-9}
+EXAMPLES = {
+    "size": "'80 GiB' or a number of bytes",
+    "bandwidth": "'50 GB/s', '400 Gb/s' (bits), or a number of bytes/s",
+    "speed": "'989 TFLOPS' or a number of FLOP/s",
+    "time": "'5 us' or a number of seconds",
+}
+_NUMBER = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(\S.*?)?\s*")
+_DATA = re.compile(r"([kmgtpe]i?)?(b|bits?|bytes?)(/s|/sec|ps)?", re.IGNORECASE)
+_SPEED = re.compile(r"([kmgtpe])?(?:flops|flop/s)", re.IGNORECASE)
 
 
 class Basis(enum.StrEnum):
@@ -56,19 +67,42 @@ def assumed(value: float, source: str) -> Quantity:
     return Quantity(value, Basis.ASSUMPTION, source)
 
 
-def parse_bytes(name: str, value: object) -> float:
-    """Return a number of bytes, from a number or a text such as `"80 GiB"`.
+def parse_quantity(name: str, value: object, kind: str) -> float:
+    """Return a number of bytes, bytes/s, FLOP/s or seconds from a number, or a text such as `"80 GiB"`.
+
+    Args:
+        name: of the setting, for messages.
+        value: the number or text; a small b behind a prefix is a bit, a capital one a byte.
+        kind: `size`, `bandwidth`, `speed` or `time`.
 
     Raises:
-        ConfigError: it is neither, or not positive.
+        ConfigError: it is neither, has the unit of something else, or is not positive.
     """
-    number = value
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*([KMGT]?I?B)?\s*", value, re.IGNORECASE)
-        number = float(match[1]) * UNITS[(match[2] or "B").upper()] if match else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ConfigError(f"{name} must be a size such as '80 GiB' or a number of bytes, got {value!r}.")
+    number, found = value, kind
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
+        found, factor = _unit(match[2], kind) if match[2] else (kind, 1.0)
+        number = float(match[1]) * factor
+    if found != kind or isinstance(number, bool) or not isinstance(number, int | float):
+        wrong = f", which is a {found}" if found in EXAMPLES and found != kind else found if found != kind else ""
+        raise ConfigError(f"{name} must be a {kind} such as {EXAMPLES[kind]}; got {describe(value)}{wrong}.")
     return checks.positive(name, number)
+
+
+def _unit(text: str, kind: str) -> tuple[str, float]:
+    """Return the kind of quantity that has a unit, and its factor; or what is wrong with it."""
+    if text in TIMES:
+        return "time", TIMES[text]
+    if match := _SPEED.fullmatch(text):
+        return "speed", PREFIXES[(match[1] or "").upper()]
+    if (match := _DATA.fullmatch(text)) is None:
+        return ", whose unit is unknown", 1.0
+    prefix, word, rate = match[1] or "", match[2], match[3]
+    factor = PREFIXES[prefix.upper()]
+    if word[0] == "B" or len(word) > 4 or (word == "b" and not rate and kind == "size" and prefix.islower()):
+        return ("bandwidth" if rate else "size"), factor
+    if word == "b" and prefix.islower() and rate != "ps":
+        return f": write {text.upper().replace('/S', '/s')} for bytes, or {prefix.upper()}bit/s for bits", 1.0
+    return ("bandwidth", factor / 8) if rate else (", which is in bits; write bytes", 1.0)
 
 
 def show_bytes(value: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.component_options import SMALLEST_BATCH, Option, awake_options, divisors_violated, places
+from gym_rm.planning.component_options import Layout, divisors_violated, layouts, places
 from gym_rm.planning.hardware.devices import KINDS, Cluster, Device
 from gym_rm.planning.plan import Role
 from gym_rm.planning.plan_request import Component, PlanRequest, StepWorkload
@@ -134,9 +134,10 @@ def _shortages(request: PlanRequest) -> list[str]:
         needed, share = peak + device.reserved.value, component.gpu_memory_utilization
         size = f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters)"
         if needed > device.memory.value:
+            short = f"of {show_bytes(device.memory.value)}: {show_bytes(needed - device.memory.value)} are missing"
             texts.append(
-                f"{size} does not fit: spread as well as it can be, each {device.processor} is "
-                f"{show_bytes(needed - device.memory.value)} short."
+                f"{size} does not fit: spread as well as it can be, it needs {show_bytes(needed)} of each "
+                f"{device.processor} {short}."
             )
         elif component.engine == "vllm" and needed > share * device.memory.value:
             text = f"{size} needs {show_bytes(needed)} of a {device.processor} for its weights and one conversation, "
@@ -146,27 +147,24 @@ def _shortages(request: PlanRequest) -> list[str]:
 
 def _peak_alone(component: Component, request: PlanRequest) -> float | None:
     """Return the fewest bytes of a GPU that a component alone can need; None if its fixed numbers allow nothing."""
-    memory = replace(request.cluster.device.memory, value=float(MOST_MEMORY * GIB))
+    memory = replace(request.cluster.device.memory, value=math.inf)
     large = replace(request.cluster, device=request.cluster.device.with_quantities({"memory": memory}))
-    return min((option.peak for option in _options_alone(component, replace(request, cluster=large))), default=None)
+    found = _layouts_alone(component, replace(request, cluster=large))
+    return min((layout.resident + layout.extra for layout in found), default=None)
 
 
-def _options_alone(component: Component, request: PlanRequest) -> Iterator[Option]:
-    """Yield the options of a component with GPUs of its own, where it takes the least at a time."""
-    given = component.max_num_batched_tokens or max(request.workload.longest, SMALLEST_BATCH)
-    again = component.gradient_checkpointing
-    again = True if again is None and not request.cluster.device.is_cpu else again  # on a CPU it may need more
-    component = replace(component, max_num_batched_tokens=given, gradient_checkpointing=again)
+def _layouts_alone(component: Component, request: PlanRequest) -> Iterator[Layout]:
+    """Yield the layouts of a component with GPUs of its own."""
     for size in pool_sizes(request):
         if component.num_gpus in (None, size):
             where = next(places(size, request.cluster.node_gpus))
-            yield from awake_options(component, where, request, together=True, known={})
+            yield from layouts(component, where, request, together=True, known={})
 
 
 @functools.lru_cache(maxsize=4096)
 def _fits_alone(component: Component, others: tuple[Component, ...], cluster: Cluster, work: StepWorkload) -> bool:
     request = PlanRequest("", cluster, (component, *others), work)
-    return next(_options_alone(component, request), None) is not None
+    return next(_layouts_alone(component, request), None) is not None
 
 
 def has_plan(request: PlanRequest) -> bool:

@@ -32,12 +32,13 @@ class ClusterSettings(Config):
     """GPUs of each node."""
     gpu: str | dict[str, Any] = "h100_sxm"
     """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), `here` for what was measured
-    on this machine, or a mapping: `like` (a kind) and the numbers that differ, such as `memory: 40 GiB`; without
-    `like`, `memory`, `flops` and `bandwidth` are needed."""
-    network: Finite | None = Field(default=None, gt=0)
-    """Bytes/s from one GPU to other nodes, in one direction. null for that of the GPU's kind in NVIDIA's table."""
-    disk: Finite | None = Field(default=None, gt=0)
-    """Bytes/s at which a node reads weights. null for 2e9."""
+    on this machine, or a mapping: `like` (a kind) and the numbers that differ, such as `memory: 40 GiB`,
+    `flops: 989 TFLOPS` or `bandwidth: 3.35 TB/s`; without `like`, these three are needed."""
+    network: float | str | None = None
+    """Bytes/s, or a text such as `400 Gb/s`, from one GPU to other nodes, in one direction. null for that of the GPU's
+    kind in NVIDIA's table."""
+    disk: float | str | None = None
+    """Bytes/s, or a text such as `2 GB/s`, at which a node reads weights. null for 2e9."""
 
 
 class ComponentSettings(Config):

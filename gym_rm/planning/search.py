@@ -15,31 +15,31 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.component_options import (
+    EXACT_GPUS,
     PHASES,
     ZERO,
     KnownSizes,
+    Layout,
     Option,
     PoolPlace,
     Seconds,
-    awake_options,
+    layouts,
     places,
+    step_seconds,
     tensor_parallel_sizes,
-    undominated,
     with_sleeping,
 )
-from gym_rm.planning.placement import Need, place
+from gym_rm.planning.placement import Need, coarse_sizes, fits, partitions, place
 from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.plan_request import Choice, PlanRequest
 from gym_rm.planning.step_times import sync_times
 
-EXACT_GPUS = 64
 MOST_NODES = 100_000  # of the search tree; a search that is cut here is not exact
 
-Part = TypeVar("Part")
 Key: TypeAlias = tuple[float, float]
 """What the search makes small: the objective, then the tie-breaker."""
 NEVER: Key = (math.inf, math.inf)
@@ -66,8 +66,8 @@ class SearchResult:
     """The best pools that a search found, with the GPUs of each; `exact`: whether no plan is better."""
 
     pools: tuple[PoolChoice, ...]
-    gpus: tuple[tuple[Address, ...], ...]
     step_seconds: float
+    gpus: tuple[tuple[Address, ...], ...] = ()
     exact: bool = True
 
 
@@ -78,8 +78,14 @@ def search(request: PlanRequest, *, best: bool = True) -> SearchResult | None:
         ConfigError: the search was cut before it met a plan that fits.
     """
     result = _Search(request, pool_sizes(request), best=best).result()
-    exact = best and request.cluster.num_gpus <= EXACT_GPUS
+    exact = best and request.cluster.num_gpus <= EXACT_GPUS and not _some_experts(request)
     return None if result is None else replace(result, exact=result.exact and exact)
+
+
+def _some_experts(request: PlanRequest) -> bool:
+    """Return whether an engine runs experts: few conversations read fewer of them, so that more may be slower."""
+    engines = [part for part in request.components if part.engine == "vllm" and part.max_num_seqs is None]
+    return any(layer.experts for part in engines for layer, _ in part.shape.layers)
 
 
 def pool_sizes(request: PlanRequest) -> Sequence[int]:
@@ -88,15 +94,6 @@ def pool_sizes(request: PlanRequest) -> Sequence[int]:
     if limit <= EXACT_GPUS:
         return range(1, limit + 1)
     return sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})
-
-
-def coarse_sizes(limit: int) -> list[int]:
-    """Return up to 8 sizes between powers of two. They do not depend on the limit, so more GPUs only add sizes."""
-    sizes = list(range(1, 17))
-    while sizes[-1] < limit:
-        step = max(1 << (sizes[-1].bit_length() - 4), 2)
-        sizes.append(sizes[-1] + step)
-    return [size for size in sizes if size <= limit]
 
 
 def fixed_sizes(request: PlanRequest, limit: int) -> set[int]:
@@ -112,36 +109,13 @@ def fixed_sizes(request: PlanRequest, limit: int) -> set[int]:
     return {size for size in sizes if 0 < size <= limit}
 
 
-def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
-    """Return the duration of a step.
-
-    Phases follow each other, and each waits for the slowest pool. Asynchronous pools work one step apart, so only the
-    busiest pool counts.
-    """
-    if asynchronous:
-        return max(sum(pool) for pool in pools)
-    return float(sum(max(phase) for phase in zip(*pools, strict=True)))
-
-
-def partitions(names: Sequence[Part]) -> Iterator[tuple[tuple[Part, ...], ...]]:
-    """Yield every way to divide names into groups, each once."""
-    if not names:
-        yield ()
-        return
-    first, *rest = names
-    for groups in partitions(rest):
-        yield ((first,), *groups)
-        for index, group in enumerate(groups):
-            yield (*groups[:index], (first, *group), *groups[index + 1 :])
-
-
 @dataclass(frozen=True, slots=True)
 class PoolCandidate:
-    """GPUs for components whose options are not chosen yet; no choice is faster than `seconds` in any phase."""
+    """GPUs for components whose layouts are not chosen yet; no choice is faster than `seconds` in any phase."""
 
     names: tuple[str, ...]
     place: PoolPlace
-    options: tuple[tuple[Option, ...], ...]
+    layouts: tuple[tuple[Layout, ...], ...]
     seconds: Seconds
 
 
@@ -159,7 +133,8 @@ class _Search:
         self.key = NEVER
         self.known: KnownSizes = {}
         self.awake = functools.cache(self._awake)
-        self.options = functools.cache(self._options)
+        self.waiting = functools.cache(self._waiting)
+        self.layouts = functools.cache(self._layouts)
         self.candidates = functools.cache(self._candidates)
         self.fastest = functools.cache(self._fastest)
 
@@ -183,7 +158,7 @@ class _Search:
                     "pools, sleeps or tensor_parallel_size."
                 )
             return None
-        return replace(self.incumbent, exact=not cut)
+        return replace(self.incumbent, gpus=self._gpus(self.incumbent.pools), exact=not cut)
 
     def _groupings(self) -> Iterator[tuple[tuple[str, ...], ...]]:
         """Yield the partitions that the request allows. Generation on the policy's weights is in the policy's pool."""
@@ -208,36 +183,40 @@ class _Search:
 
     # --- pools ---
 
-    def _awake(self, name: str, where: PoolPlace, together: bool) -> list[Option]:
-        return awake_options(self.components[name], where, self.request, together=together, known=self.known)
+    def _awake(self, name: str, where: PoolPlace, together: bool) -> list[Layout]:
+        return layouts(self.components[name], where, self.request, together=together, known=self.known)
 
-    def _options(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Option, ...]:
+    def _waiting(self, name: str, where: PoolPlace, together: bool, alone: bool) -> list[Layout]:
+        found = with_sleeping(self.components[name], self.awake(name, where, together), self.request, alone=alone)
+        return sorted(found, key=lambda layout: sum(_fastest(layout)))
+
+    def _layouts(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Layout, ...]:
         component = self.components[name]
-        awake = self.awake(name, where.of(component), together and component.role is Role.POLICY)
-        options = with_sleeping(component, awake, self.request, alone=alone)
-        fitting = [one for one in options if math.lcm(where.per_node, one.choice.unit) <= where.node_gpus]
-        return tuple(undominated(fitting, spans=where.spans))
+        found = self.waiting(name, where.of(component), together and component.role is Role.POLICY, alone)
+        return tuple(each for each in found if math.lcm(where.per_node, each.choice.unit) <= where.node_gpus)
 
     def _candidates(self, group: tuple[str, ...]) -> list[PoolCandidate]:
         """Return the places for a group of components, by the GPUs that they take."""
         given = {self.components[name].num_gpus for name in group} - {None}
         together = {Role.POLICY, Role.GENERATION} <= self._roles(group)
+        sends = Role.POLICY in self._roles(group) and not together
         candidates = []
         for size in (size for size in self.sizes if not given or given == {size}):
             for where in places(size, self.request.cluster.node_gpus):
-                options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
-                if all(options) and self._may_fit(options):
-                    fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
-                    candidates.append(PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO)))
+                found = tuple(self.layouts(name, where, together, len(group) == 1) for name in group)
+                if all(found) and self._may_fit(found):
+                    fastest = [_running_least([_fastest(layout) for layout in each])[-1] for each in found]
+                    always = self.crossing if sends and where.spans else ZERO
+                    candidates.append(PoolCandidate(group, where, found, functools.reduce(_added, fastest, always)))
         return sorted(candidates, key=lambda one: (one.place.num_gpus, sum(one.seconds)))
 
     def _roles(self, names: Sequence[str]) -> set[Role]:
         return {self.components[name].role for name in names}
 
-    def _may_fit(self, options: Sequence[Sequence[Option]]) -> bool:
-        """Return whether the smallest options fit together; the search decides about the others."""
-        resident = sum(min(option.resident for option in each) for each in options)
-        return resident + max(min(option.extra for option in each) for each in options) <= self.capacity
+    def _may_fit(self, found: Sequence[Sequence[Layout]]) -> bool:
+        """Return whether the smallest layouts fit together; the search decides about the others."""
+        resident = sum(min(layout.resident for layout in each) for each in found)
+        return resident + max(min(layout.extra for layout in each) for each in found) <= self.capacity
 
     # --- plans ---
 
@@ -266,7 +245,7 @@ class _Search:
 
     def _descend(self, candidates: list[list[PoolCandidate]], chosen: list[PoolCandidate], left: int) -> None:
         if not candidates:
-            self._choose_options(chosen)
+            self._choose_layouts(chosen)
             return
         first, *rest = candidates
         fitting = [pool for pool in first if pool.place.num_gpus <= left]
@@ -281,16 +260,14 @@ class _Search:
     def _is_cut(self, lower: Key) -> bool:
         return lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES
 
-    def _choose_options(self, pools: list[PoolCandidate]) -> None:
-        """Choose the options of these pools, and keep them if they are better than the best plan so far."""
+    def _choose_layouts(self, pools: list[PoolCandidate]) -> None:
+        """Choose the layouts of these pools, and keep them if they are better than the best plan so far."""
         if (found := self._placed([PoolChoice(pool.names, (), pool.place, ZERO) for pool in pools])) is None:
             return
         gpus = sum(pool.place.num_gpus for pool in pools)
-        work = [
-            _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
-        ]
+        work = [_Work(index, part, each) for index, pool in enumerate(pools) for part, each in enumerate(pool.layouts)]
         # The components with the most different memory first: what they choose decides what is left for the others.
-        work.sort(key=lambda one: (-one.spread, one.pool, one.options[0].seconds))
+        work.sort(key=lambda one: (-one.spread, one.pool, one.part))
 
         def bound(state: _State) -> Key:
             """Return a key that no completion of the state has a smaller one than."""
@@ -313,60 +290,101 @@ class _Search:
                 return
             depth = len(state.chosen)
             if depth == len(work):
-                self._keep(pools, work, state)
+                self._choose_sizes(pools, work, state)
                 return
             # Equal components in one pool choose in rising order, as their exchange changes nothing.
             twin = depth > 0 and work[depth].equals(work[depth - 1])
             first = state.chosen[-1] if twin else 0
-            after = [state.plus(work[depth], index) for index in range(first, len(work[depth].options))]
+            after = [state.plus(work[depth], index) for index in range(first, len(work[depth].layouts))]
             for key, _, next_state in sorted(((bound(one), one.chosen[-1], one) for one in after), key=lambda b: b[:2]):
                 if key >= self.key:
                     return
                 descend(next_state, key)
 
         zeros = (0.0,) * len(pools)
-        start = _State((), tuple(pool.seconds for pool in found[0]), zeros, zeros)
+        start = _State((), tuple(pool.seconds for pool in found), zeros, zeros)
         descend(start, bound(start))
 
-    def _keep(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State) -> None:
-        """Keep chosen options as the best plan, if there are GPUs for them and new weights have no long way."""
-        chosen = {(one.pool, one.part): one.options[index] for one, index in zip(work, state.chosen, strict=True)}
+    def _choose_sizes(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State) -> None:
+        """Choose the sizes of batches for chosen layouts, and keep them if they are better than the best plan so far.
+
+        Each component takes what is left beside all that stays. An engine that is awake keeps a cache: the more
+        conversations it has room for, the faster it is, and the less is left for the others.
+        """
+        chosen = [(one, one.layouts[index]) for one, index in zip(work, state.chosen, strict=True)]
         made = []
         for index, pool in enumerate(pools):
-            options = [chosen[index, part] for part in range(len(pool.names))]
-            seconds = functools.reduce(_added, (option.seconds for option in options))
-            made.append(PoolChoice(pool.names, tuple(option.choice for option in options), pool.place, seconds))
-        if (found := self._placed(made)) is None:
+            parts = {one.part: layout.choice for one, layout in chosen if one.pool == index}
+            made.append(PoolChoice(pool.names, tuple(parts[part] for part in range(len(parts))), pool.place, ZERO))
+        if (placed := self._placed(made)) is None:
             return
-        made, gpus = found
-        key = self._key([pool.seconds for pool in made], sum(pool.place.num_gpus for pool in made))
-        if key < self.key and math.isfinite(key[0]):
-            step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
-            self.key = key if self.best else (-math.inf, -math.inf)
-            self.incumbent = SearchResult(tuple(made), gpus, step)
+        gpus = sum(pool.place.num_gpus for pool in pools)
+        engine = next((layout for _, layout in chosen if layout.grows), None)
 
-    def _placed(self, pools: list[PoolChoice]) -> tuple[list[PoolChoice], tuple[tuple[Address, ...], ...]] | None:
-        """Return the pools with their GPUs, or None if there is no room.
+        def sized(one: _Work, layout: Layout, least: int, most: int) -> Option | None:
+            """Return the fastest option where an engine that is awake has from least to most conversations."""
+            room = self.capacity - state.resident[one.pool]
+            if engine is not None and any(other is engine and where.pool == one.pool for where, other in chosen):
+                room -= engine.option(least).resident - engine.resident
+            if layout is not engine:
+                return layout.within(room)
+            return layout.option(most) if layout.option(least).extra <= room else None
+
+        def halve(least: int, most: int) -> None:
+            found = [(one, sized(one, layout, least, most)) for one, layout in chosen]
+            options = {(one.pool, one.part): option for one, option in found if option is not None}
+            if len(options) < len(found):
+                return
+            full = []
+            for index, pool in enumerate(placed):
+                mine = [options[index, part] for part in range(len(pool.names))]
+                seconds = functools.reduce(_added, (option.seconds for option in mine), pool.seconds)
+                full.append(replace(pool, choices=tuple(option.choice for option in mine), seconds=seconds))
+            key = self._key([pool.seconds for pool in full], gpus)
+            if key >= self.key or math.isinf(key[0]):
+                return
+            if least < most:
+                middle = (least + most) // 2
+                halve(middle + 1, most)
+                halve(least, middle)
+                return
+            step = step_seconds([pool.seconds for pool in full], asynchronous=self.request.workload.asynchronous)
+            self.key = key if self.best else (-math.inf, -math.inf)
+            self.incumbent = SearchResult(tuple(full), step)
+
+        most = _fastest_option(engine).choice.max_num_seqs if engine else 0
+        halve(engine.spans[0][0] if engine else 0, most)
+
+    def _ends(self, pools: Sequence[PoolChoice]) -> list[int]:
+        """Return the pools of the policy and of generation, by their number."""
+        return [index for index, pool in enumerate(pools) if {Role.POLICY, Role.GENERATION} & self._roles(pool.names)]
+
+    def _placed(self, pools: list[PoolChoice]) -> list[PoolChoice] | None:
+        """Return the pools with the seconds that their place costs, or None if there is no room.
 
         The policy and generation are in one node if they can be; else new weights take longer.
         """
-        nodes, needs = self.request.cluster.nodes, [pool.need for pool in pools]
-        roles = [self._roles(pool.names) for pool in pools]
-        ends = [index for index, each in enumerate(roles) if {Role.POLICY, Role.GENERATION} & each]
+        nodes, needs, ends = self.request.cluster.nodes, [pool.need for pool in pools], self._ends(pools)
         if len(ends) == 2:
-            spans = any(pools[index].place.spans for index in ends)
-            if not spans and (gpus := place(nodes, needs, together=ends)) is not None:
-                return pools, gpus
-            end = next(index for index in ends if Role.POLICY in roles[index])
+            if not any(pools[index].place.spans for index in ends) and fits(nodes, needs, together=ends):
+                return pools
+            end = next(index for index in ends if Role.POLICY in self._roles(pools[index].names))
             slower = replace(pools[end], crosses=True, seconds=_added(pools[end].seconds, self.crossing))
             pools = [*pools[:end], slower, *pools[end + 1 :]]
-        gpus = place(nodes, needs)
-        return None if gpus is None else (pools, gpus)
+        return pools if fits(nodes, needs) else None
+
+    def _gpus(self, pools: Sequence[PoolChoice]) -> tuple[tuple[Address, ...], ...]:
+        """Return the GPUs of pools for which there is room."""
+        ends = self._ends(pools)
+        near = ends if len(ends) == 2 and not any(pool.crosses for pool in pools) else ()
+        found = place(self.request.cluster.nodes, [pool.need for pool in pools], together=near)
+        assert found is not None, "the search keeps only what fits"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Options that are chosen so far, as indices in the order of the work, and what they take of each pool."""
+    """Layouts that are chosen so far, as indices in the order of the work, and what they take of each pool."""
 
     chosen: tuple[int, ...]
     seconds: tuple[Seconds, ...]
@@ -375,34 +393,48 @@ class _State:
 
     def plus(self, work: _Work, index: int) -> _State:
         """Return the state after one more choice."""
-        option, pool = work.options[index], work.pool
+        layout, pool = work.layouts[index], work.pool
         return _State(
             (*self.chosen, index),
-            _changed(self.seconds, pool, _added(self.seconds[pool], option.seconds)),
-            _changed(self.resident, pool, self.resident[pool] + option.resident),
-            _changed(self.extra, pool, max(self.extra[pool], option.extra)),
+            _changed(self.seconds, pool, _added(self.seconds[pool], _fastest(layout))),
+            _changed(self.resident, pool, self.resident[pool] + layout.resident),
+            _changed(self.extra, pool, max(self.extra[pool], layout.extra)),
         )
 
 
 class _Work:
-    """One component of a pool in the search over options."""
+    """One component of a pool in the search over layouts."""
 
-    def __init__(self, pool: int, part: int, options: Sequence[Option]) -> None:
-        self.pool, self.part, self.options = pool, part, options
-        self.least_resident = min(option.resident for option in options)
-        self.spread = max(option.resident for option in options) - self.least_resident
-        ordered = sorted(options, key=lambda option: option.peak)
-        self._peaks = [option.peak for option in ordered]
-        self._best = _running_least([option.seconds for option in ordered])
+    def __init__(self, pool: int, part: int, found: Sequence[Layout]) -> None:
+        self.pool, self.part, self.layouts = pool, part, found
+        self.least_resident = min(layout.resident for layout in found)
+        self.spread = max(layout.resident for layout in found) - self.least_resident
+        ordered = sorted(found, key=_least_peak)
+        self._peaks = [_least_peak(layout) for layout in ordered]
+        self._best = _running_least([_fastest(layout) for layout in ordered])
 
     def equals(self, other: _Work) -> bool:
-        """Return whether another component of the same pool has the same options."""
-        return self.pool == other.pool and self.options == other.options
+        """Return whether another component of the same pool has the same layouts."""
+        mine, others = ([(each.resident, each.extra, each.fastest) for each in one.layouts] for one in (self, other))
+        return self.pool == other.pool and mine == others
 
     def fastest(self, room: float) -> Seconds | None:
-        """Return seconds that no option which fits into this room is faster than; None if none fits."""
+        """Return seconds that no layout which fits into this room is faster than; None if none fits."""
         index = bisect.bisect_right(self._peaks, room)
         return self._best[index - 1] if index else None
+
+
+def _fastest_option(layout: Layout) -> Option:
+    assert layout.fastest is not None, "layouts that do not fit are no candidates"
+    return layout.fastest
+
+
+def _fastest(layout: Layout) -> Seconds:
+    return _fastest_option(layout).seconds
+
+
+def _least_peak(layout: Layout) -> float:
+    return layout.resident + layout.extra
 
 
 def _added(left: Seconds, right: Seconds) -> Seconds:

@@ -53,6 +53,24 @@ def component_times(
     return phases
 
 
+def largest_share(work: StepWorkload, replicas: int) -> tuple[int, int]:
+    """Return the prompts and conversations of the replica with the most; groups stay whole if there are enough."""
+    if work.num_prompts >= replicas:
+        prompts = math.ceil(work.num_prompts / replicas)
+        return prompts, prompts * work.group_size
+    conversations = math.ceil(work.conversations / replicas)
+    return math.ceil(conversations / work.group_size), conversations
+
+
+def batched_tokens(component: Component, choice: Choice, workload: StepWorkload, site: Site) -> list[float]:
+    """Return the tokens that a replica, or a rank of training, divides into batches, in each phase in which it does."""
+    work = _Work(component, choice, workload, site)
+    if component.role is Role.REWARD_MODEL:
+        return [work.scored_rows()[1]]
+    updates = (1, workload.updates_per_step) if component.role.trains else (1,)
+    return [work.training_rows(updates=each)[1] for each in updates]
+
+
 class _Work:
     """What one replica does in a phase; each method that is named after a phase returns its seconds."""
 
@@ -171,25 +189,22 @@ class _Work:
 
     # --- scoring and log-probabilities --------------------------------------------------------------------------
 
-    def share(self) -> tuple[float, float]:
-        """Return the prompts and conversations of the replica with the most; groups stay whole if there are enough."""
-        work, replicas = self.workload, self.choice.num_replicas
-        if work.num_prompts >= replicas:
-            prompts = math.ceil(work.num_prompts / replicas)
-            return prompts, prompts * work.group_size
-        conversations = math.ceil(work.conversations / replicas)
-        return math.ceil(conversations / work.group_size), conversations
-
-    def score(self) -> PhaseClock:
-        """Add the unique tokens of every turn: prompts once, replies once each."""
+    def scored_rows(self) -> tuple[float, float, float]:
+        """Return conversations, tokens and pairs that one replica scores."""
         work, prompt = self.workload, self.workload.prompts.mean
-        prompts, conversations = self.share()
+        prompts, conversations = largest_share(self.workload, self.choice.num_replicas)
         tokens = pairs = 0.0
         for turn in range(1, work.turns + 1):
             growth = turn * work.replies.mean + (turn - 1) * work.turn_tokens
             tokens += prompts * prompt + conversations * growth
             pairs += prompts * self.shape.pairs_between(0, prompt)
             pairs += conversations * self.shape.pairs_between(prompt, prompt + growth)
+        return conversations, tokens, pairs
+
+    def score(self) -> PhaseClock:
+        """Add the unique tokens of every turn: prompts once, replies once each."""
+        work, prompt = self.workload, self.workload.prompts.mean
+        conversations, tokens, pairs = self.scored_rows()
         batches = self.batches(tokens)
         self.forward(
             tokens=tokens,
@@ -272,7 +287,7 @@ class _Work:
     def generate(self) -> PhaseClock:
         """Add the prefill of each prompt, then one forward for each token of the longest replies."""
         work, prompt = self.workload, self.workload.prompts.mean
-        prompts, conversations = self.share()
+        prompts, conversations = largest_share(self.workload, self.choice.num_replicas)
         read = conversations if self.component.engine == "transformers" else prompts
         tokens = read * prompt + conversations * (work.turns - 1) * work.turn_tokens
         self.forward(
@@ -301,15 +316,18 @@ class _Work:
             rounds = math.ceil(conversations / slots)
             yield float(slots), rounds * max(longest - 1.0, 0.0), longest / 2  # the prefill gives the first token
             return
-        if waiting := conversations - slots:
-            second = sum(value * value for value in lengths.values) / len(lengths.values)
-            yield float(slots), waiting * lengths.mean / slots, second / (2.0 * lengths.mean)
-        before = 0.0
-        for step in range(SEGMENTS):
-            end = lengths.quantile((step + 1) / SEGMENTS) if step + 1 < SEGMENTS else lengths.longest_of(slots)
+        ends = [lengths.quantile((step + 1) / SEGMENTS) for step in range(SEGMENTS - 1)]
+        ends.append(lengths.longest_of(conversations))
+        parts, before = [], 0.0
+        for step, end in enumerate(ends):
             if end > before:
-                yield max(slots * (1.0 - (step + 0.5) / SEGMENTS), 1.0), end - before, (before + end) / 2
+                parts.append((1.0 - (step + 0.5) / SEGMENTS, end - before, (before + end) / 2))
                 before = end
+        if waiting := conversations - slots:
+            mean = sum(share * steps for share, steps, _ in parts)
+            yield float(slots), waiting * mean / slots, sum(share * steps * at for share, steps, at in parts) / mean
+        for share, steps, at in parts:
+            yield max(slots * share, 1.0), steps, at
 
     def decode(self, *, running: float, steps: float, context: float) -> None:
         """Add so many steps of one token for each running conversation."""

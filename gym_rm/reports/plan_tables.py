@@ -41,9 +41,12 @@ def summary(plan: Plan) -> Text:
         f"in {tightest.phase} of {tightest.component} (in {tightest.largest.name}).",
     ]
     if plan.exact:
-        lines.append(f"No placement is better, by {plan.objective}: the search was exact.")
+        lines.append(f"No placement is better, by {plan.objective}: the search was exact, over batch sizes too.")
     else:
-        lines.append(f"The best that was found, by {plan.objective}; numbers of {plan.processor}s were tried in steps.")
+        lines.append(
+            f"The best that was found, by {plan.objective}; numbers of {plan.processor}s and of conversations at a "
+            "time were tried in steps."
+        )
     lines += _assumed(plan)
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
 

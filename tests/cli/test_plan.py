@@ -290,7 +290,7 @@ MISTAKES = [
     ("clutser.nodes=2", "clutser: unknown setting. Did you mean 'cluster'?"),
     ("cluster.gpu=h101", "unknown GPU 'h101'. Did you mean 'h100"),
     ("cluster.gpu=[1]", "cluster.gpu must be a text or a mapping, got list [1]."),
-    ("cluster.network=-1", "cluster.network: input should be greater than 0, got -1."),
+    ("cluster.network=-1", "cluster.network must be greater than 0, got -1.0."),
     ("policy=Qwen/Qwen3-8B", "policy must be a mapping of settings, got str 'Qwen/Qwen3-8B'. Write policy.model="),
     ("policy.dtype=bf16", "policy.dtype must be 'float32', 'bfloat16' or 'float16', got 'bf16'. Did you mean"),
     ("policy.num_gpus=atuo", "policy.num_gpus must be an integer of at least 1, got str 'atuo'."),

@@ -200,6 +200,15 @@ def test_adamw_of_float32_masters_takes_twelve_bytes_for_a_parameter() -> None:
     assert sum(item.bytes for item in low.resident if item.name == "optimizer") == 4 * model_8b().parameters
 
 
+def test_the_step_of_the_optimizer_takes_eighteen_bytes_for_a_parameter() -> None:
+    """Weights 2, their float32 copy 4, AdamW 8, gradients 4; temporary tensors are those of one parameter in turn."""
+    memory = component_memory(component(Role.CRITIC), Choice(), work(), H100)
+    ((*_, step),) = (found for phase, found in memory.phases if phase is Phase.UPDATE)
+    kept = sum(item.bytes for item in (*memory.working, *step.items) if item.name != "fragmentation")
+    parameters = model_8b().parameters
+    assert 18 * parameters <= kept <= 18 * parameters + 8 * 128_256 * 4096
+
+
 def test_lora_has_gradients_and_states_of_its_adapters_only() -> None:
     full, lora = (
         {

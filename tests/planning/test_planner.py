@@ -200,15 +200,50 @@ def violations(*changes: str) -> str:
 
 
 def test_a_refusal_lists_single_changes_then_pairs_then_hardware():
-    with pytest.raises(Infeasible, match=r"each GPU is 92\.1 GiB short") as error:
+    with pytest.raises(
+        Infeasible, match=r"it needs (\d+\.\d) GiB of each GPU of 80\.0 GiB: 6\d\.\d GiB are missing"
+    ) as error:
         plan(ONE_GPU)
     assert error.value.fixes == (
+        ("policy.master_weights=false",),
         ("policy.lora.rank=16",),
-        ("policy.master_weights=false", "policy.optimizer=adamw_8bit"),
         ("cluster.gpu=b200_sxm",),
-        ("cluster.gpus_per_node=4",),
+        ("cluster.gpus_per_node=2",),
     )
-    assert "\n  policy.master_weights=false policy.optimizer=adamw_8bit\n" in str(error.value)
+    assert "\n  policy.master_weights=false\n" in str(error.value)
+
+
+def test_a_model_that_is_much_too_large_says_how_much_is_missing():
+    with pytest.raises(
+        Infeasible, match=r"needs (\d+\.\d) GiB of each GPU of 80\.0 GiB: (\d+\.\d) GiB are missing"
+    ) as error:
+        plan({"policy": {"model": "meta-llama/Llama-3.1-405B"}, "reward_models": {"rm": {"model": "Qwen/Qwen3-0.6B"}}})
+    needed, missing = map(float, re.search(r"needs (\S+) GiB .* 80\.0 GiB: (\S+) GiB", str(error.value)).groups())
+    assert missing == pytest.approx(needed - 80, abs=0.11)
+    assert missing > 6000
+
+
+# From verl's examples/tuning and its table of the hardware that is needed: model, GPUs of 80 GB, rank of LoRA.
+MINIMUM_RUNS = [
+    ("Qwen/Qwen2.5-0.5B", 1, 32),
+    ("Qwen/Qwen2.5-1.5B", 1, None),
+    ("Qwen/Qwen2.5-1.5B", 1, 32),
+    ("Qwen/Qwen2.5-3B", 1, 32),
+    ("Qwen/Qwen2.5-7B", 2, None),
+    ("Qwen/Qwen2.5-7B", 1, 32),
+    ("Qwen/Qwen2.5-14B", 4, None),
+    ("Qwen/Qwen2.5-14B", 2, 32),
+    ("Qwen/Qwen2.5-32B", 4, 32),
+    ("Qwen/Qwen2.5-72B", 8, 32),
+]
+
+
+@pytest.mark.parametrize(("model", "gpus", "rank"), MINIMUM_RUNS)
+def test_what_others_ran_on_few_gpus_fits(model, gpus, rank):
+    policy = {"model": model, "lora": None if rank is None else {"rank": rank}, "gradient_checkpointing": True}
+    lengths = {"prompt_tokens": 1024, "reply_tokens": 1024, "num_prompts": 128, "group_size": 5}
+    found = plan({"cluster": {"gpus_per_node": gpus}, "policy": policy, "reference": True, "workload": lengths})
+    assert found.used_gpus == gpus
 
 
 REQUESTS = st.fixed_dictionaries(
@@ -320,7 +355,7 @@ def test_a_step_time_out_of_reach_names_the_fastest():
 def test_a_request_that_is_too_large_for_its_step_time_gives_it_up():
     with pytest.raises(Infeasible, match="does not fit") as error:
         plan(ONE_GPU, overrides=("step_seconds=0.5",))
-    assert error.value.fixes[0] == ("step_seconds=null", "policy.lora.rank=16")
+    assert ("step_seconds=null", "policy.lora.rank=16") in error.value.fixes
 
 
 @pytest.mark.parametrize(
@@ -349,7 +384,7 @@ def test_quantized_matrices_are_a_byte_each_after_they_were_read_whole():
     (memory,) = found.pools[0].memory
     (weights,) = (item for item in memory.persistent if item.name == "weights")
     assert 34 < weights.bytes / 1e9 < 37
-    assert memory.largest.name == "load"
+    assert max(instant.bytes for instant in memory.instants if instant.name == "load") > 34e9
     assert memory.peak > 70e9
     _, options = planned_scorer(found, None, {}, conversations=1)
     assert (options["quantization"], options["dtype"]) == ("fp8", "bfloat16")

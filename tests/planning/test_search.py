@@ -1,18 +1,21 @@
+import functools
 import itertools
 import math
+import time
 from dataclasses import replace
 
 import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.component_options import Option, PoolPlace, awake_options, places, undominated, with_sleeping
+from gym_rm.planning.component_options import PHASES, PoolPlace, choices, phase_clocks, places, step_seconds
+from gym_rm.planning.gpu_memory import component_memory
 from gym_rm.planning.phase_clock import Site
-from gym_rm.planning.placement import Need, place
+from gym_rm.planning.placement import Need, partitions, place
 from gym_rm.planning.plan import Role
-from gym_rm.planning.plan_request import Choice
-from gym_rm.planning.search import partitions, search, step_seconds
-from gym_rm.planning.step_times import component_times
+from gym_rm.planning.refusals import broken_rules
+from gym_rm.planning.search import search
+from gym_rm.planning.step_times import component_times, wake_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
 
 MEMORIES = strategies.sampled_from([6, 9, 14, 20, 30, 45, 80])
@@ -20,43 +23,71 @@ SMALL = strategies.sampled_from([(1,), (2,), (3,), (1, 1), (2, 1), (2, 2)])
 
 
 def brute_force(request):
-    """Return the shortest step of all partitions, sizes and choices, one after the other without any bound."""
+    """Return the shortest step of all partitions, places and choices, one after the other without any bound."""
     parts = {each.name: each for each in request.components}
     gpus = request.cluster.num_gpus
-    node_gpus = request.cluster.node_gpus
-    kind = request.cluster.device
-    capacity = kind.memory.value - kind.reserved.value
     best = math.inf
     for groups in partitions(list(parts)):
         for sizes in itertools.product(range(1, gpus + 1), repeat=len(groups)):
             if sum(sizes) > gpus:
                 continue
-            for wheres in itertools.product(*(places(size, node_gpus) for size in sizes)):
-                best = min(best, fastest_choices(request, parts, groups, wheres, capacity))
+            for wheres in itertools.product(*(places(size, request.cluster.node_gpus) for size in sizes)):
+                best = min(best, fastest_choices(request, parts, groups, wheres))
     return best
 
 
-def fastest_choices(request, parts, groups, wheres, capacity):
-    lists = []
+@functools.cache
+def takes(request, part, choice, where, together):
+    """Return the bytes that stay, those of its own work, and the seconds of each phase, waking too."""
+    device = request.cluster.device
+    memory = component_memory(part, choice, request.workload, device)
+    resident = sum(item.bytes for item in memory.resident)
+    clocks = phase_clocks(part, choice, request, where.of(part).site(request.cluster), together=together)
+    seconds = [clocks[phase].total if phase in clocks else 0.0 for phase in PHASES]
+    if choice.sleeps:
+        seconds[0] += wake_times(part, resident, device).total
+        return 0.0, memory.peak, tuple(seconds)
+    return resident, memory.peak - resident, tuple(seconds)
+
+
+def every_choice(request, part, where, alone):
+    """Yield all choices with all sizes that are worth a try: of batches some more than the longest conversation."""
+    share = request.workload.conversations
+    for choice in choices(part, where, request):
+        for sleeps in (False,) if alone else (False, True):
+            if part.role is Role.GENERATION:
+                seqs = range(1, math.ceil(share / choice.num_replicas) + 1, 7)
+                yield from (replace(choice, sleeps=sleeps, max_num_seqs=count) for count in seqs)
+            else:
+                longest = request.workload.longest
+                tokens = (longest, 2 * longest, 3000, 10_000, 40_000)
+                yield from (replace(choice, sleeps=sleeps, max_num_batched_tokens=count) for count in tokens)
+
+
+def fastest_choices(request, parts, groups, wheres):
+    """Return the shortest step of these pools; memory is checked from the definition."""
+    kind = request.cluster.device
+    capacity = kind.memory.value - kind.reserved.value
+    pools = []
     for group, where in zip(groups, wheres, strict=True):
         together = {"policy", "generation"} <= set(group)
+        lists = []
         for name in group:
-            awake = awake_options(parts[name], where, request, together=together, known={})
-            options = with_sleeping(parts[name], awake, request, alone=len(group) == 1)
-            lists.append([(where, group, option) for option in options])
+            tried = every_choice(request, parts[name], where, len(group) == 1)
+            near = together and name == "policy"
+            lists.append([(choice, *takes(request, parts[name], choice, where, near)) for choice in tried])
+        found = {}
+        for chosen in itertools.product(*lists):
+            if sum(each[1] for each in chosen) + max(each[2] for each in chosen) <= capacity:
+                unit = math.lcm(where.per_node, *(each[0].unit for each in chosen))
+                seconds = tuple(map(sum, zip(*(each[3] for each in chosen), strict=True)))
+                found[unit, seconds] = None
+        pools.append([(Need(where.num_gpus, unit), seconds) for unit, seconds in found])
     best = math.inf
-    for chosen in itertools.product(*lists):
-        vectors, needs = [], []
-        for where, group in zip(wheres, groups, strict=True):
-            mine = [option for place_of, of, option in chosen if place_of is where and of is group]
-            if sum(each.resident for each in mine) + max(each.extra for each in mine) > capacity:
-                break
-            needs.append(Need(where.num_gpus, math.lcm(where.per_node, *(each.choice.unit for each in mine))))
-            vectors.append(tuple(map(sum, zip(*(each.seconds for each in mine), strict=True))))
-        else:
-            for slower in ways_to_place(request, parts, groups, needs):
-                step = step_seconds(slower(vectors), asynchronous=request.workload.asynchronous)
-                best = min(best, step)
+    for chosen in itertools.product(*pools):
+        for slower in ways_to_place(request, parts, groups, [need for need, _ in chosen]):
+            vectors = slower([seconds for _, seconds in chosen])
+            best = min(best, step_seconds(vectors, asynchronous=request.workload.asynchronous))
     return best
 
 
@@ -82,14 +113,13 @@ def ways_to_place(request, parts, groups, needs):
     ]
 
 
-@pytest.mark.parametrize("gpus", [(1,), (2,), (1, 1), (3,)])
-@pytest.mark.parametrize("memory", [9, 14, 20, 80])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("gpus", [(1,), (2,), (1, 1)])
+@pytest.mark.parametrize(("memory", "asynchronous"), [(9, False), (14, True), (20, False), (80, True)])
 def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
     parts = (
-        component(Role.POLICY, size=0.5, gradient_checkpointing=True, max_num_batched_tokens=1024),
-        component(Role.GENERATION, size=0.5, max_num_seqs=16),
-        component(Role.REWARD_MODEL, name="rm", size=1.0, max_num_batched_tokens=1024),
+        component(Role.POLICY, size=0.5, gradient_checkpointing=True),
+        component(Role.GENERATION, size=0.5),
+        component(Role.REWARD_MODEL, name="rm", size=1.0),
     )
     request = replace(grpo(cluster(*gpus, memory=memory)), components=parts)
     request = replace(request, workload=replace(request.workload, asynchronous=asynchronous))
@@ -98,7 +128,7 @@ def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
     if found is None:
         assert math.isinf(expected)
     else:
-        assert found.step_seconds == pytest.approx(expected, rel=1e-12)
+        assert found.step_seconds <= expected * (1 + 1e-12)
         assert found.exact
 
 
@@ -231,20 +261,11 @@ def test_more_replicas_are_never_slower():
     kind = PoolPlace(8, 8, 8)
     times = []
     for replicas in (1, 2, 3, 5, 8):
-        options = awake_options(replace(rm, num_replicas=replicas), replace(kind, num_gpus=replicas, per_node=replicas),
-                                scoring(cluster(8)), together=False, known={})  # fmt: skip
-        phases = component_times(rm, options[0].choice, workload(num_prompts=64), site)
+        where = replace(kind, num_gpus=replicas, per_node=replicas)
+        choice = next(choices(replace(rm, num_replicas=replicas), where, scoring(cluster(8))))
+        phases = component_times(rm, choice, workload(num_prompts=64), site)
         times.append(sum(clock.total for clock in phases.values()))
     assert times == sorted(times, reverse=True)
-
-
-def test_a_smaller_tensor_parallel_group_is_kept_in_a_pool_of_several_nodes():
-    """Two nodes of 3 GPUs have no place for three groups of 2, even if these are faster and smaller."""
-    slow = Option(Choice(tensor_parallel_size=1, num_replicas=6), 2.0, 2.0, (2.0,))
-    fast = Option(Choice(tensor_parallel_size=2, num_replicas=3), 1.0, 1.0, (1.0,))
-    assert undominated([slow, fast]) == [fast]
-    assert undominated([slow, fast], spans=True) == [fast, slow]
-    assert undominated([replace(slow, choice=replace(slow.choice, tensor_parallel_size=4)), fast], spans=True) == [fast]
 
 
 @pytest.mark.parametrize("numbers", [{"num_gpus": 57}, {"num_gpus": 100}, {"num_replicas": 17}])
@@ -262,3 +283,65 @@ def test_two_pools_of_13_gpus_need_four_nodes_of_8():
     request = replace(request, pools=(("rm0",), ("rm1",)))
     assert search(request) is None
     assert search(replace(request, cluster=cluster(8, 8, 8, 8))) is not None
+
+
+FIXES = {
+    "policy": {
+        "max_num_batched_tokens": [600, 850, 1700, 2600, 5000, 20_000, 10**6],
+        "gradient_checkpointing": [False, True],
+        "sleeps": [False, True],
+        "fsdp_size": [1, 2, 3, 4],
+        "tensor_parallel_size": [1, 2],
+        "num_gpus": [1, 2, 3, 4],
+    },
+    "generation": {"max_num_seqs": [1, 5, 16, 23, 48, 64], "tensor_parallel_size": [1, 2], "sleeps": [False, True]},
+    "rm": {
+        "max_num_batched_tokens": [600, 1000, 3000, 8192, 50_000],
+        "fsdp_size": [1, 2, 3],
+        "tensor_parallel_size": [1, 2],
+        "sleeps": [False, True],
+        "num_replicas": [1, 2, 3],
+    },
+}
+
+
+@hypothesis.given(strategies.data())
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_no_number_that_may_be_fixed_is_faster_than_one_left_to_the_search(data):
+    gpus = data.draw(strategies.sampled_from([(1,), (2,), (3,), (4,), (6,), (2, 2), (3, 3), (4, 2)]))
+    request = grpo(cluster(*gpus, memory=data.draw(strategies.integers(9, 40))))
+    work = workload(
+        num_prompts=data.draw(strategies.integers(3, 20)),
+        updates_per_step=data.draw(strategies.integers(1, 3)),
+        asynchronous=data.draw(strategies.booleans()),
+    )
+    request = replace(request, workload=work)
+    auto, parts = search(request), []
+    for part in request.components:
+        names = data.draw(strategies.lists(strategies.sampled_from(sorted(FIXES[part.name])), max_size=2, unique=True))
+        fixed = {name: data.draw(strategies.sampled_from(FIXES[part.name][name])) for name in names}
+        parts.append(replace(part, **fixed))
+    groups = data.draw(strategies.sampled_from([None, *partitions([part.name for part in parts])]))
+    fixed = replace(request, components=tuple(parts), pools=groups)
+    if next(broken_rules(fixed), None) is not None or (found := search(fixed)) is None:
+        return
+    assert auto is not None
+    assert auto.exact
+    assert auto.step_seconds <= found.step_seconds * (1 + 1e-9)
+
+
+@hypothesis.given(gpus=strategies.integers(1, 7), more=strategies.integers(1, 6), memory=strategies.integers(9, 40))
+@hypothesis.settings(max_examples=8, deadline=None)
+def test_the_same_gpus_have_one_price_in_nodes_of_any_size(gpus, more, memory):
+    request = grpo(cluster(gpus, memory=memory))
+    fixed = tuple(replace(part, num_gpus=gpus) for part in request.components)
+    exactly = replace(request, components=fixed, pools=(tuple(part.name for part in fixed),))
+    assert value(replace(exactly, cluster=cluster(gpus + more, memory=memory))) == pytest.approx(value(exactly))
+
+
+@pytest.mark.slow
+def test_ten_thousand_gpus_are_planned_in_seconds():
+    started = time.process_time()
+    small, large = (value(grpo(cluster(*(8,) * nodes), size=8.0)) for nodes in (16, 1250))
+    assert time.process_time() - started < 20
+    assert large <= small

@@ -9,10 +9,16 @@ from typing import Any
 from gym_rm import checks
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.planning.hardware.devices import KINDS, QUANTITIES, Cluster, Device, device_of_kind
-from gym_rm.planning.quantities import Basis, Quantity, assumed, parse_bytes
+from gym_rm.planning.quantities import Basis, Quantity, assumed, parse_quantity
 from gym_rm.planning.request_settings import ClusterSettings
 
 NVME = assumed(2e9, "an NVMe disk; set cluster.disk")
+KINDS_OF_NUMBERS = {
+    **dict.fromkeys(("memory", "reserved"), "size"),
+    **dict.fromkeys(("bandwidth", "link", "host_link", "network"), "bandwidth"),
+    **dict.fromkeys(("flops", "flops_float32"), "speed"),
+    "launch": "time",
+}  # the others are shares
 MOST_GPUS = 100_000  # of a cluster
 
 
@@ -32,9 +38,15 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
             f"cluster.gpus_per_node={settings.gpus_per_node}: processes on one machine's CPU share its memory; write "
             "cluster.nodes for several machines."
         )
-    network = device.network if settings.network is None else Quantity(settings.network, Basis.FORMULA, "given")
-    disk = NVME if settings.disk is None else Quantity(settings.disk, Basis.FORMULA, "given")
+    network = _bandwidth("network", settings.network, device.network)
+    disk = _bandwidth("disk", settings.disk, NVME)
     return Cluster(device, (settings.gpus_per_node,) * settings.nodes, network, disk)
+
+
+def _bandwidth(name: str, given: float | str | None, known: Quantity) -> Quantity:
+    if given is None:
+        return known
+    return Quantity(parse_quantity(f"cluster.{name}", given, "bandwidth"), Basis.FORMULA, "given")
 
 
 def read_device(gpu: str | Mapping[str, Any]) -> Device:
@@ -74,9 +86,9 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
 
 def _number(key: str, value: Any) -> float:
     name = f"cluster.gpu.{key}"
-    if key in ("memory", "reserved"):
-        return parse_bytes(name, value)
-    number = checks.positive(name, value)
-    if key in ("matmul", "attention", "streaming", "decoding") and number > 1:
-        raise ConfigError(f"{name} is a share of the peak, at most 1; got {number:g}.")
-    return number
+    if key in KINDS_OF_NUMBERS:
+        return parse_quantity(name, value, KINDS_OF_NUMBERS[key])
+    share = checks.positive(name, value)
+    if share > 1:
+        raise ConfigError(f"{name} is a share of the peak, at most 1; got {share:g}.")
+    return share

@@ -38,7 +38,12 @@ def test_a_gpu_of_given_numbers_marks_the_others_as_assumptions():
         ({"like": "h100", "memory": -1}, "greater than 0"),
         ({"like": "h100", "memory": "40 apples"}, "such as '80 GiB'"),
         ({"like": "h100", "flop": 1}, "Did you mean 'flops'"),
-        ({"like": "h100", "flops": "4e14"}, "flops must be a finite number, got str '4e14'"),
+        ({"like": "h100", "flops": "4 GB/s"}, "flops must be a speed such as '989 TFLOPS'.* which is a bandwidth"),
+        ({"like": "h100", "memory": "3.35 TB/s"}, "memory must be a size .* which is a bandwidth"),
+        ({"like": "h100", "memory": "80 Gb"}, "in bits; write bytes"),
+        ({"like": "h100", "link": "900 GB"}, "link must be a bandwidth .* which is a size"),
+        ({"like": "h100", "network": "400 gb/s"}, "write GB/s for bytes, or Gbit/s for bits"),
+        ({"like": "h100", "launch": "5 GB"}, "launch must be a time .* which is a size"),
         ({"like": "h100", "flops": float("nan")}, "flops"),
         ({"like": "h100", "matmul": 79}, "a share of the peak"),
     ],
@@ -46,6 +51,35 @@ def test_a_gpu_of_given_numbers_marks_the_others_as_assumptions():
 def test_a_wrong_gpu_is_refused(gpu, message):
     with pytest.raises(ConfigError, match=message):
         read_device(gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("flops", "1 PFLOPS", 1e15),
+        ("flops", "989TFLOP/s", 989e12),
+        ("flops", "4e14", 4e14),
+        ("memory", "80 GB", 80e9),
+        ("memory", "80GiB", 80 * GIB),
+        ("memory", "80 gib", 80 * GIB),
+        ("bandwidth", "3.35TB/s", 3.35e12),
+        ("link", "900 GiB/s", 900 * GIB),
+        ("network", "400 Gb/s", 50e9),
+        ("network", "400Gbps", 50e9),
+        ("network", "50 GB/s", 50e9),
+        ("host_link", "512 Gbit/s", 64e9),
+        ("launch", "5 us", 5e-6),
+    ],
+)
+def test_numbers_of_hardware_have_units(name, text, value):
+    assert getattr(read_device({"like": "h100_sxm", name: text}), name).value == pytest.approx(value)
+
+
+def test_links_of_a_cluster_have_units():
+    cluster = read_cluster(ClusterSettings(network="400 Gb/s", disk="7 GB/s"))
+    assert (cluster.network.value, cluster.disk.value) == (50e9, 7e9)
+    with pytest.raises(ConfigError, match=r"cluster.network must be a bandwidth .* which is a size"):
+        read_cluster(ClusterSettings(network="50 GB"))
 
 
 def test_nodes_have_one_kind_of_gpu_and_its_network():
