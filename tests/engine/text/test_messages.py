@@ -9,7 +9,6 @@ from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.thinking import Thinking
-from gym_rm.errors import ConversationError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 # The structure of the templates of Qwen and others for tools and reasoning.
