@@ -7,12 +7,14 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Float, I, Rational, Symbol
+from math_verify import LatexExtractionConfig, grader, parse, verify
+from sympy import Add, Eq, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol, UnevaluatedExpr, factorial
 
 MOST_REFERENCES = 4096
+DIGITS = 60  # of constants that are compared
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 parsed_references: dict[str, list[Any]] = {}
+library_numeric_eq = grader.sympy_numeric_eq
 
 
 @contextlib.contextmanager
@@ -41,6 +43,43 @@ def exact(formulas: list[Any]) -> list[Any]:
     ]
 
 
+def numerically_equal(gold: Any, found: Any, *settings: int) -> bool:
+    """Return whether two constants are equal; math-verify takes every difference below 1e-15 for zero.
+
+    Without decimals they are equal in `DIGITS` digits of the larger one. Decimals are also compared as math-verify does.
+    """
+    sides = [getattr(each, "free_symbols", True) for each in (gold, found)]
+    if any(sides) or not all(hasattr(each, "evalf") and not hasattr(each, "shape") for each in (gold, found)):
+        return bool(library_numeric_eq(gold, found, *settings)) if hasattr(gold, "shape") else False
+    rounded = gold.atoms(Float) | found.atoms(Float) | gold.atoms(UnevaluatedExpr) | found.atoms(UnevaluatedExpr)
+    if rounded and not library_numeric_eq(gold, found, *settings):
+        return False
+    first, second = (each.evalf(DIGITS) for each in (gold, found))
+    size = max(abs(first), abs(second))
+    if gold.atoms(UnevaluatedExpr) or found.atoms(UnevaluatedExpr):
+        return True
+    return bool(abs(first - second) <= size * (Rational(1, 10_000) if rounded else Rational(10) ** (5 - DIGITS)))
+
+
+grader.sympy_numeric_eq = numerically_equal  # also for the members of sets, tuples and matrices
+
+
+def is_value(formula: Any) -> bool:
+    """Return whether a formula is a number that needs no more work: `2^{10}`, `10!`, `3 \\cdot 10^8`, but not `15+16`."""
+    if isinstance(formula, Eq):
+        return is_value(formula.rhs)
+    if isinstance(formula, Pow):
+        return all(isinstance(each, Number | NumberSymbol) for each in formula.args)
+    if isinstance(formula, factorial):
+        return isinstance(formula.args[0], Number)
+    if isinstance(formula, Mul):
+        factors = [each for each in Mul.make_args(formula) if each not in (1, -1, UnevaluatedExpr(Rational(1, 100)))]
+        inner = [each.args[0] if isinstance(each, Pow) and each.args[1] == -1 else each for each in factors]
+        plain = [sum(isinstance(each, Number) for each in side) for side in (factors, inner)]
+        return plain[0] <= 1 and plain[1] <= 2 and all(is_value(each) for each in inner)
+    return isinstance(formula, Number | NumberSymbol)
+
+
 def read_references(texts: list[str], seconds: float) -> bool:
     """Parse references that are new, and return whether one of them is a formula."""
     if len(parsed_references) > MOST_REFERENCES:
@@ -50,7 +89,7 @@ def read_references(texts: list[str], seconds: float) -> bool:
     return any(parsed_references[text] for text in texts)
 
 
-def compare(references: list[str], answer: str, seconds: float) -> str:
+def compare(references: list[str], answer: str, evaluated: bool, seconds: float) -> str:
     """Return whether an answer equals one of the references: `right`, `wrong` or `unparsable`."""
     known = [formula for text in references for formula in parsed_references[text]]
     is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
@@ -58,6 +97,8 @@ def compare(references: list[str], answer: str, seconds: float) -> str:
         if not (formulas := parsed(answer)):
             return "unparsable"
         try:
+            if evaluated and not all(is_value(each) for each in formulas):
+                return "wrong"
             forms = [(known, formulas)]
             if (changed := (exact(known), exact(formulas))) != forms[0]:  # 2^{0.5} is a root
                 forms.append(changed)

@@ -12,6 +12,8 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gym_rm.errors import ConfigError
+
 try:  # an extra
     from babel import localedata
 except ImportError:
@@ -104,12 +106,14 @@ class Number:
         places: number of decimal places that were written; 0 for integers and fractions.
         percent: whether a percent sign or word follows.
         name: variable that it was assigned to, as in `x = 5`; empty if there is none.
+        word: whether a word follows that was not read as one that multiplies.
     """
 
     value: Fraction
     places: int = 0
     percent: bool = False
     name: str = ""
+    word: bool = False
 
 
 def ascii_digits(text: str) -> str:
@@ -201,7 +205,14 @@ def parse_number(text: str) -> Number | None:
     elif not _is_unit(rest) or (length and not factor):
         return None
     places = len(match["decimals"] or ".") - 1
-    return Number(value, places, percent is not None, name)
+    word = re.match(r"[\s-]*[^\W\d_]{3,}", rest) is not None
+    return Number(value, places, percent is not None, name, word)
+
+
+def require_babel(text: str) -> None:
+    """Raise ConfigError if only the package babel knows whether the word behind a number multiplies it."""
+    if localedata is None:
+        raise ConfigError(f"whether a word of {text!r:.80} multiplies its number needs babel; run pip install 'gym-rm[math]'.")
 
 
 def decimal_comma(text: str) -> Number | None:
