@@ -78,8 +78,8 @@ _ATOM = rf"""(?:{_MATH}|\\(?:[A-Za-z]++|[%$,;:!{{}}|\\&])
     |\.?\d(?:[.,:']?\d)*+(?:[eE][+-]?\d+)?[A-Za-z]*+|[A-Za-z]{{1,4}}(?=[\d(_^$]|[ ]?=)|{_NAME}|{_LETTER}
     |per[ ]?cent\b|(?i:[ap]\.?m\b)|{_SIGN}|[!%°√π∞∅⁰-₉²³½¼¾⅐-⅞‰′&$€£¥₹∠])"""
 _SPACE = rf"""(?:(?<={_SIGN})[ ]++|[ ]++(?={_SIGN}[ ]?(?:[\d\\({{√π$.]|{_LETTER}))|[ ]++(?=\\(?!q?quad|text|mathrm|mbox)[A-Za-z%,])
-    |(?<=\\[A-Za-z]+)[ ](?=[\d\\({{√π]|{_LETTER})|(?<=\d)[ ](?=[√π%½¼¾€]|pi\b|per[ ]?cent\b|(?i:[ap]\.?m\b))
-    |(?<=\d)[ ](?:and[ ])?(?=\d++/\d)|(?<=\d)[ ](?![aI]\b)(?={_LETTER}(?![\w.]))|(?<=\d)[ ]x[ ](?=\d))"""
+    |(?<=\\[A-Za-z]+(?:_\w|_\{{\w+\}})?)[ ](?=[\d\\({{√π]|{_LETTER})|(?<=\d)[ ](?=[√π%½¼¾€]|pi\b|per[ ]?cent\b|(?i:[ap]\.?m\b))
+    |(?<=\d)[ ](?:and[ ])?(?=\d++/\d)|(?<=\d)[ ]x[ ](?=\d)|(?<=\d)[ ](?![aI]\b)(?={_LETTER}(?![\w.])))"""
 _ITEM = regex.compile(rf"(?<![A-Za-z\d_\\.])(?:{_ATOM})++(?:{_SPACE}(?:{_ATOM})++)*+", regex.VERBOSE)
 _LIST = re.compile(r"\s*(?:,|;|,? ?(?:and|or)\b|,?\s*\\text\{\s*(?:and|or)\s*\})\s*")
 _VALUE = re.compile(r"\d|\\(?:d?frac|sqrt|pi|infty|emptyset|varnothing|begin)|[π√∞∅½]")
@@ -90,11 +90,12 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _CHANGED = re.compile(
-    rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b|-[A-Za-z]|[ ][^\W\d_]+,?[ ](?:and[ ])?\d|[ ]?(?:分之|[点點倍半成割]|个半|[的之]|의|平方$|次方)",
+    rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b|-[A-Za-z]|[ ](?:(?!because|since|as\b|i[nfs]\b|o[nfr]\b|at\b|for|from|by|after|with|per\b|to\b|when)[^\W\d_]+,?[ ](?:and[ ])?)?\d|[ ]?(?:分之|[点點倍半成割]|个半|[的之]|의|平方$|次方)",
     re.IGNORECASE,
 )
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)", re.IGNORECASE)
-_EQUALS = re.compile(r"(?<![\\<>!:=≠])=(?!=)|\\approx(?![a-z])|≈")
+_EQUALS = re.compile(r"(?<![\\<>!:=≠])=(?!=)")
+_APPROXIMATELY = re.compile(r"(?<=\S)\s*(?:\\approx(?![a-z])|≈)")
 _QUANTITY = re.compile(  # what may stand before the equals sign of a value
     r"(?:\\?[A-Za-z]{1,10}(?:_\{?\w{1,9}\}?)?'?|\|?[A-Z]{1,4}\|?|(?:\\angle|\\triangle|∠|\\overline|\\text|\\mathrm)\s?\{?[\w\s]{1,40}\}?"
     r"|[A-Za-z]\w?\([^()=]{1,30}\)|\[[A-Z]{2,6}\]|[a-dm-qk](?:\+[a-dm-qk])+)"
@@ -171,7 +172,7 @@ def _stated(text: str, style: str, kind: Kind) -> str | None:
     if "answer" in wanted:
         places += [(place, "mark", "") for place in _marks(text)]
     for place, what, content in sorted(places)[: -_MAX_STATEMENTS - 1 : -1]:
-        found: str | None = content
+        found: str | None = _clause(strip_markup(content)) if kind == "words" and content != DENIED else content
         if what == "mark":
             line = _line(text[place : place + MAX_ANSWER_LENGTH + 1].lstrip(" \t\n*_`:："))
             found = _content(text[max(0, place - MARGIN) : place], line, kind)
@@ -329,23 +330,33 @@ def _last(text: str, kind: Kind) -> str | None:
     if not spans:
         return None
     sentence = max(tail.rfind(end, 0, spans[-1][0]) for end in (". ", "! ", "? ", "\n")) + 1
-    if not is_listed(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", tail[sentence : spans[-1][0]])):
+    words = re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", tail[sentence:])
+    if not is_listed(words) and parse_number(words) is None:
         return None
     return _asserted(tail, [each for each in spans if each[0] >= sentence])
 
 
-def value_side(text: str) -> str:
-    """Return what an equation says that a quantity, such as `x`, `AB`, `f(2)` or `3 + 4`, is; else the whole text."""
-    sides = _EQUALS.split(text)
-    if len(sides) < 2 or re.search(r"[,;]|\\text\{", text):
+def value_side(text: str, rounded: bool) -> str:
+    """Return what an equation says that a quantity is, such as `x`, `AB`, `f(2)` or `3 + 4`; else the whole text.
+
+    Of `x = 10/3 \\approx 3.33` it is the exact value, or the rounded one if that is wanted. A name of one letter stays.
+    """
+    exactly, *about = _APPROXIMATELY.split(text, maxsplit=1)
+    sides = _EQUALS.split(exactly)
+    if len(sides) == 2 and re.fullmatch(r"\s*[A-Za-z]\s*", sides[1]):  # 5 = x
+        sides.reverse()
+    name = re.sub(r"\\(?:left|right)\b|\\[,;! ]|[\s$]", "", sides[0])
+    is_constant = not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", name))
+    if re.search(r"[,;]|\\text\{", re.sub(r"\([^()]*\)", "", text)) or not (is_constant or _QUANTITY.fullmatch(name)):
         return text
-    left = re.sub(r"\\(?:left|right)\b|\\[,;! ]|[\s$]", "", sides[0])
-    known = not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", left))
-    return sides[-1].strip() if known or _QUANTITY.fullmatch(left) else text
+    value = about[0] if about and (rounded or (len(sides) == 1 and not is_constant)) else sides[-1]
+    is_assigned = (len(sides) > 1 or about) and len(name) == 1 and name.isalpha()
+    return f"{name} = {value.strip()}" if is_assigned else value.strip()
 
 
 def is_equation(text: str) -> bool:
-    """Return whether an answer is an equation or an inequality."""
+    """Return whether an answer is an equation or an inequality, and not the value of a letter."""
+    text = re.sub(r"^[A-Za-z] = ", "", text)
     return _EQUALS.search(text) is not None or re.search(r"[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?)(?![a-z])", text) is not None
 
 
@@ -479,6 +490,5 @@ def gold_answer(text: str) -> str:
     text = _plain(text).strip()
     kind: Kind = "number" if re.search(r"\d", text) else "formula"
     found = _stated(text, "auto", kind)
-    if found in (None, DENIED):
-        found = choice(text) if _marks(text) else None
-    return (found or text).strip()
+    letter = re.match(r"[\s*_(]*([A-J])[)*_.]*\s*$", text[_marks(text)[-1] :]) if _marks(text) else None
+    return letter[1] if letter else text if found in (None, DENIED) else str(found)

@@ -29,7 +29,7 @@ _BETWEEN = (  # from a denial to the answer
 _CHANGED = (  # directly before the answer
     r"(?:more|less|fewer|greater|larger|smaller|bigger|lower|higher) than|at (?:least|most)|up to|under|below|above"
     r"|between(?: \S{1,20} and)?|minus|negative|plus|times|twice|double|triple|thrice|exceeds?"
-    r"|(?:half|third|quarter|square|cube|root|factorial|inverse|reciprocal|opposite|percent|logarithm|%)(?: of)?|or"
+    r"|elfu|laki|[mb]ilioni|(?:half|third|quarter|square|cube|root|factorial|inverse|reciprocal|opposite|percent|logarithm|%)(?: of)?|or"
     r"|\d (?:hours?|minutes?|weeks?|days?|feet|foot|yards?|pounds?|dollars?|euros?|m|km|kg|h|ft|lb)(?:,? and)?"
 )
 _GAP = r"[\s*_`\"'“‘$(\[{\\]"
@@ -52,7 +52,7 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 _LISTED = re.compile(  # frequent words of the languages whose denials are listed
-    r"\b(?:the|is|are|was|we|i|you|she|he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|about|approximately|roughly|exactly"
+    r"\b(?:the|is|are|was|we|i|you|she|he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|with|from|on|as|be|per ?cent|about|approximately|roughly|exactly"
     r"|therefore|thus|hence|then|answer|total|get|gets|costs?|no|not|final|since|because|by|after|if|let|"
     r"der|das|ist|sind|und|also|wir|kostet|le|les|la|est|donc|ainsi|elle|il|nous|el|los|son|es|por|hay|sono|quindi|è|os|são|é"
     r"|het|een|zijn|dus|det|är|er|jest|это|то|равно|ответ)\b|[一-鿿ぁ-ヿ가-힣]",

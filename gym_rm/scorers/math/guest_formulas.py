@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
-from sympy import Add, Eq, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol, UnevaluatedExpr, factorial
+from sympy import Eq, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol, UnevaluatedExpr, factorial
 
 MOST_REFERENCES = 4096
 DIGITS = 60  # of constants that are compared
@@ -55,6 +55,8 @@ def numerically_equal(gold: Any, found: Any, *settings: int) -> bool:
     if rounded and not library_numeric_eq(gold, found, *settings):
         return False
     first, second = (each.evalf(DIGITS) for each in (gold, found))
+    if not (first.is_finite and second.is_finite):
+        return bool(gold == found)
     size = max(abs(first), abs(second))
     if gold.atoms(UnevaluatedExpr) or found.atoms(UnevaluatedExpr):
         return True
@@ -92,7 +94,7 @@ def read_references(texts: list[str], seconds: float) -> bool:
 def compare(references: list[str], answer: str, evaluated: bool, seconds: float) -> str:
     """Return whether an answer equals one of the references: `right`, `wrong` or `unparsable`."""
     known = [formula for text in references for formula in parsed_references[text]]
-    is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
+    is_set = any("infty" in text or "\\cup" in text or text[:1] == "[" or text[-1:] == "]" for text in references)
     with processor_time(seconds):
         if not (formulas := parsed(answer)):
             return "unparsable"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gym_rm.errors import ConfigError
+from gym_rm.scorers.math.denials import is_denied
 
 try:  # an extra
     from babel import localedata
@@ -91,7 +92,7 @@ _NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(
 _ABOUT = re.compile(r"^(?:\\approx|\\simeq|≈|~) ?")
 _SYMBOLS = re.compile(r"[ \u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+$")  # such as a check mark
 _COMMA = re.compile(r"^((?:[A-Za-z] ?= ?|€ ?)?-?\d{1,15}),(\d\d?|\d{4,15})(?![\d,.])")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s?|,\\!|\\,)(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s?|,\\!\s?|\\,)(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:!> ]|~|\\q?quad\b|\\(?:left|right|displaystyle)\b")
 _EXCLAMATION = re.compile(r"(?<=[^\W\d_][^\W\d_])!+$")  # after a word; elsewhere it is a factorial
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox|boxed|fbox|bm)\s?\{([^{}]*)\}")
@@ -249,7 +250,7 @@ def _value(match: re.Match[str]) -> Fraction:
 def _is_unit(rest: str) -> bool:
     """Return whether what follows a number leaves its value: units, or words of which none changes or denies it."""
     rest = _POWER_OF_UNIT.sub(r"\g<unit>", rest)
-    if _NO_UNIT.search(rest):
+    if _NO_UNIT.search(rest) or is_denied(rest, 0, 0):
         return False
     rest = _FRACTION_OF_UNITS.sub(" ", _TEXT_UNIT.sub(" ", rest))
     if found := _UNIT.match(rest):

@@ -195,8 +195,8 @@ class MathScorer(NeverCopied):
         if len(found) > MAX_ANSWER_LENGTH:
             return _Row("unparsable", found[:MAX_ANSWER_LENGTH])
         numbers = all(gold.number is not None for gold in golds)
-        if not any(answers.is_equation(gold.text) for gold in golds):
-            found = answers.value_side(found)
+        if not any(answers.is_equation(gold.text) for gold in golds if gold.number is None):
+            found = answers.value_side(found, any(gold.number and gold.number.places for gold in golds))
         number, normal = parse_number(found), answers.normal_text(found)
         if number is None and numbers:  # otherwise a comma may divide a list
             number = decimal_comma(found)
@@ -208,7 +208,9 @@ class MathScorer(NeverCopied):
                 return _Row("right", found)
         if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
             return _Row("wrong", found)
-        if numbers and number is None and (answers.is_changed(found) or answers.is_equation(found)):
+        if numbers and number is None and (
+            answers.is_changed(found) or answers.is_equation(found) or ":" in found
+        ):
             return _Row("wrong", found)
         if any(answers.has_base(each) for each in (normal, *(gold.normal for gold in golds))):
             return _Row("wrong", found)
@@ -232,6 +234,6 @@ def _gold(text: str) -> _Gold:
     normal = answers.normal_text(text) if short else ""
     words = short and answers.is_words(strip_markup(text))
     letter, value = answers.choice_of_gold(text[:100])
-    has_words = re.search(r"(?<!\\)\b[^\W\d_]{3,}", re.sub(r"\\[A-Za-z]+", " ", text[:200])) is not None
+    has_words = re.search(r"(?<!\\)\b[^\W\d_]{3,}", re.sub(r"\\(?:begin|end)\{\w+|\\[A-Za-z]+", " ", text[:200])) is not None
     kind: Kind = "letter" if letter else "number" if number else "words" if words or has_words else "formula"
     return _Gold(text, kind, letter, value, number, normal, words, answers.to_latex(text))
