@@ -63,7 +63,7 @@ _HEADING = re.compile(
     rf"^[#*_ \t]{{1,8}}(?:{_FINAL}[ \t])?(?:answer|{_UNSPACED})[*_ \t]{{0,6}}$", re.IGNORECASE | re.MULTILINE
 )
 _SHORT_MARK = re.compile(r"^[ \t>*_]{0,6}(?:A|Ans)[*_]{0,2}[ \t]{0,2}[:：]", re.MULTILINE)
-_IT_IS = re.compile(r"\b(?:it|this|that|answer|value|result)(?:['’]s| is| must be| should be| would be| equals)\b:?", re.IGNORECASE)
+_IT_IS = re.compile(r"\b(?:it|this|that|answer|value|result)(?:['’]s| is| must be| should be| would be| equals)\b:?|\bnot [^.\n]{1,40}? but(?= [$\\\d-])", re.IGNORECASE)
 _MATH = (
     r"\$\$(?:\\[\s\S]|[^$\\])++\$\$|(?<![\\\w])\$(?:\\.|[^$\\\n])++\$(?!\d)"
     r"|\\\((?:[^\\\n]|\\(?!\)))*+\\\)|\\\[(?:[^\\]|\\(?!\]))*+\\\]"
@@ -77,9 +77,9 @@ _ATOM = rf"""(?:{_MATH}|\\(?:[A-Za-z]++|[%$,;:!{{}}|\\&])
     |(?<![\d.,])\d{{1,3}}(?:[ ]\d{{3}})++(?:,\d\d?)?(?![\d.,]?\d)
     |\.?\d(?:[.,:']?\d)*+(?:[eE][+-]?\d+)?[A-Za-z]*+|[A-Za-z]{{1,4}}(?=[\d(_^$]|[ ]?=)|{_NAME}|{_LETTER}
     |per[ ]?cent\b|(?i:[ap]\.?m\b)|{_SIGN}|[!%°√π∞∅⁰-₉²³½¼¾⅐-⅞‰′&$€£¥₹∠])"""
-_SPACE = rf"""(?:(?<={_SIGN})[ ]++|[ ]++(?={_SIGN}[ ]?(?:[\d\\({{√π$.]|{_LETTER}))|[ ]++(?=\\(?!q?quad|text|mathrm|mbox)[A-Za-z%,])
+_SPACE = rf"""(?:(?<={_SIGN})[ ]++|[ ]++(?={_SIGN}[ ]?(?:[-\d\\({{√π$.]|{_LETTER}))|[ ]++(?=\\(?!q?quad|text|mathrm|mbox)[A-Za-z%,])
     |(?<=\\[A-Za-z]+(?:_\w|_\{{\w+\}})?)[ ](?=[\d\\({{√π]|{_LETTER})|(?<=\d)[ ](?=[√π%½¼¾€]|pi\b|per[ ]?cent\b|(?i:[ap]\.?m\b))
-    |(?<=\d)[ ](?:and[ ])?(?=\d++/\d)|(?<=\d)[ ]x[ ](?=\d)|(?<=\d)[ ](?![aI]\b)(?={_LETTER}(?![\w.])))"""
+    |(?<=\d)[ ](?:and[ ])?(?=\d++/\d)|(?<=\d)[ ](?:x[ ](?=\d)|(?=[a-z]{{1,3}}\^))|(?<=\d)[ ](?![aI]\b)(?={_LETTER}(?![\w.])))"""
 _ITEM = regex.compile(rf"(?<![A-Za-z\d_\\.])(?:{_ATOM})++(?:{_SPACE}(?:{_ATOM})++)*+", regex.VERBOSE)
 _LIST = re.compile(r"\s*(?:,|;|,? ?(?:and|or)\b|,?\s*\\text\{\s*(?:and|or)\s*\})\s*")
 _VALUE = re.compile(r"\d|\\(?:d?frac|sqrt|pi|infty|emptyset|varnothing|begin)|[π√∞∅½]")
@@ -90,9 +90,10 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _CHANGED = re.compile(
-    rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b|-[A-Za-z]|[ ](?:(?!because|since|as\b|i[nfs]\b|o[nfr]\b|at\b|for|from|by|after|with|per\b|to\b|when)[^\W\d_]+,?[ ](?:and[ ])?)?\d|[ ]?(?:分之|[点點倍半成割]|个半|[的之]|의|平方$|次方)",
+    rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b|-[A-Za-z]|[ ](?:(?!because|since|as\b|i[nfs]\b|o[nfr]\b|at\b|for|from|by|after|with|per\b|to\b|when)[^\W\d_]+,?[ ](?:and[ ])?)?\d|[ ]?(?:\d|分之|[点點倍半成割]|个半|[的之]|의|平方$|次方)",
     re.IGNORECASE,
 )
+_YES = re.compile(r"(?:yes|no|true|false)\b(?=[*_`$}]{0,4}[,.;:!])", re.IGNORECASE)
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)", re.IGNORECASE)
 _EQUALS = re.compile(r"(?<![\\<>!:=≠])=(?!=)")
 _APPROXIMATELY = re.compile(r"(?<=\S)\s*(?:\\approx(?![a-z])|≈)")
@@ -109,6 +110,7 @@ _OPTION = re.compile(
     r"\b(?:correct|right|best) (?:option|choice|letter) (?:is|would be)\b|[故应應]选择?"
     r"|\b(?:respuesta|opción|réponse|risposta|resposta|opção) (?:correct[ae]|corretta|correta) (?:est?|è|é)\b(?: la\b)?"
     r"|\b(?:option|choice)\b(?=[ *_(]{1,5}[A-J][*_)]{0,3} is (?:the )?(?:correct|right|best)\b)"
+    r"|\b(?:choose|pick|select|go with)\b|(?:^|[.\n]\s{0,3})(?=[*(]{0,3}[A-J][*)]{0,3} is (?:the )?(?:correct|right|best)\b)"
     r"|\b(?:it|this)(?:['’]s| is| must be| should be)\b(?= [*(]{0,3}[A-J]\b)",
     re.IGNORECASE,
 )
@@ -281,7 +283,7 @@ def _content(before: str, line: str, kind: Kind) -> str | None:
 def _clause(line: str) -> str:
     """Return the first clause of a line, or its `Yes` or `No`."""
     line = line.lstrip(" \t*_`")
-    answer = re.match(r"(?:yes|no|true|false)\b(?=[*_`$}]{0,4}[,.;:!])", line, re.IGNORECASE)
+    answer = _YES.match(line)
     return answer[0] if answer else strip_markup(_CLAUSE.split(line, maxsplit=1)[0])
 
 
@@ -317,14 +319,16 @@ def _unwrapped(text: str) -> str:
     """Return an answer without markup, dollar signs of formulas, and brackets around one number."""
     if regex.fullmatch(_MATH, text):
         text = text[2:-2] if text[:2] in ("$$", "\\(", "\\[") else text[1:-1]
-    text = strip_markup(text) if text.count("$") != 2 else text
+    text = strip_markup(text if text.count("$") < 2 else text.replace("$", ""))
+    text = re.sub(r",?\s+(?:and|or)\s+(?!\d+/\d)", ", ", text)
     return text[1:-1] if text[:1] == "(" and text[-1:] == ")" and parse_number(text[1:-1]) else text.strip()
 
 
 def _last(text: str, kind: Kind) -> str | None:
     """Return the last number or formula of a text, in a language whose denials are known."""
     if kind == "words":
-        return _clause(text.strip().rpartition("\n")[2]) or None
+        line = text.strip().rpartition("\n")[2]
+        return (_YES.match(line) and _clause(line)) or _clause(re.split(r"\b(?:is|are|was)\b", line)[-1]) or None
     tail = text[-2 * MAX_ANSWER_LENGTH - 2 :]
     spans = _lists(tail, 0, kind)
     if not spans:
@@ -347,7 +351,7 @@ def value_side(text: str, rounded: bool) -> str:
         sides.reverse()
     name = re.sub(r"\\(?:left|right)\b|\\[,;! ]|[\s$]", "", sides[0])
     is_constant = not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", name))
-    if re.search(r"[,;]|\\text\{", re.sub(r"\([^()]*\)", "", text)) or not (is_constant or _QUANTITY.fullmatch(name)):
+    if re.search(r"[,;]|\\text\{|\b(?:and|or)\b", re.sub(r"\([^()]*\)", "", text)) or not (is_constant or _QUANTITY.fullmatch(name)):
         return text
     value = about[0] if about and (rounded or (len(sides) == 1 and not is_constant)) else sides[-1]
     is_assigned = (len(sides) > 1 or about) and len(name) == 1 and name.isalpha()
@@ -421,7 +425,7 @@ def normal_text(text: str) -> str:
     text = re.sub(r"\\varnothing(?![a-z])|∅", r"\\emptyset", text)
     text = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s?\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<=\d)\s*([ap])\.?m\b", lambda half: f"{half[1]}m".lower(), text, flags=re.IGNORECASE)  # 9:15 a.m.
-    text = re.sub(r"(?<=\d)_\{?(\w+)\}?$", lambda base: f"_{_BASES.get(base[1], base[1])}", text)
+    text = re.sub(r"\(?(\d\w*)\)?_\{?([^\W_]+)\}?$", lambda base: f"{base[1]}_{_BASES.get(base[2], base[2])}", text)
     bare = "".join(text.split())
     return " ".join(text.split()).casefold() if is_words(text) else bare
 
@@ -449,7 +453,7 @@ def is_changed(text: str) -> bool:
 
 
 _LATEX = {r"\langle": "(", r"\rangle": ")", r"\log_e": r"\ln ", r"\log_{e}": r"\ln ", "½": r"\frac{1}{2}"}
-_LATEX |= {"²": "^{2}", "³": "^{3}", "°": r"^{\circ}", "π": r"\pi ", "√": r"\sqrt ", "×": r"\times ", "÷": r"\div "}
+_LATEX |= {"°": r"^{\circ}", "π": r"\pi ", "√": r"\sqrt ", "×": r"\times ", "÷": r"\div "}
 _LATEX |= {r"\mathrm{e}": "{e}", r"\text{e}": "{e}", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∞": r"\infty "}
 _LATEX |= {"∪": r"\cup ", "∈": r"\in "}
 _CHAIN = re.compile(r"([^<>=]+)>\s*(=?)([^<>=]+)>\s*(=?)([^<>=]+)")  # 2 > x > 1

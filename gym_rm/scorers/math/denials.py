@@ -53,7 +53,7 @@ _AFTER = re.compile(
 )
 _LISTED = re.compile(  # frequent words of the languages whose denials are listed
     r"\b(?:the|is|are|was|we|i|you|she|he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|with|from|on|as|be|per ?cent|about|approximately|roughly|exactly"
-    r"|therefore|thus|hence|then|answer|total|get|gets|costs?|no|not|final|since|because|by|after|if|let|"
+    r"|therefore|thus|hence|then|answer|total|get|gets|costs?|no|not|final|since|because|by|after|if|let|or|"
     r"der|das|ist|sind|und|also|wir|kostet|le|les|la|est|donc|ainsi|elle|il|nous|el|los|son|es|por|hay|sono|quindi|è|os|são|é"
     r"|het|een|zijn|dus|det|är|er|jest|это|то|равно|ответ)\b|[一-鿿ぁ-ヿ가-힣]",
     re.IGNORECASE,

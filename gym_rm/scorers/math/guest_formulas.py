@@ -12,6 +12,7 @@ from sympy import Eq, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol
 
 MOST_REFERENCES = 4096
 DIGITS = 60  # of constants that are compared
+MOST_DIGITS = 4000  # of integers that are written out
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 parsed_references: dict[str, list[Any]] = {}
 library_numeric_eq = grader.sympy_numeric_eq
@@ -48,22 +49,28 @@ def numerically_equal(gold: Any, found: Any, *settings: int) -> bool:
 
     Without decimals they are equal in `DIGITS` digits of the larger one. Decimals are also compared as math-verify does.
     """
-    sides = [getattr(each, "free_symbols", True) for each in (gold, found)]
-    if any(sides) or not all(hasattr(each, "evalf") and not hasattr(each, "shape") for each in (gold, found)):
-        return bool(library_numeric_eq(gold, found, *settings)) if hasattr(gold, "shape") else False
-    rounded = gold.atoms(Float) | found.atoms(Float) | gold.atoms(UnevaluatedExpr) | found.atoms(UnevaluatedExpr)
+    if hasattr(gold, "shape") or any(getattr(each, "free_symbols", True) for each in (gold, found)):
+        return hasattr(gold, "shape") and bool(library_numeric_eq(gold, found, *settings))
+    rounded = gold.atoms(Float, UnevaluatedExpr) | found.atoms(Float, UnevaluatedExpr)
     if rounded and not library_numeric_eq(gold, found, *settings):
         return False
     first, second = (each.evalf(DIGITS) for each in (gold, found))
     if not (first.is_finite and second.is_finite):
         return bool(gold == found)
     size = max(abs(first), abs(second))
-    if gold.atoms(UnevaluatedExpr) or found.atoms(UnevaluatedExpr):
+    if not rounded and size < 10**MOST_DIGITS and all(side.doit().is_Rational for side in (gold, found)):
+        return bool(gold.doit() == found.doit())
+    if any(each.has(UnevaluatedExpr) for each in (gold, found)):  # 15\% equals 15
         return True
     return bool(abs(first - second) <= size * (Rational(1, 10_000) if rounded else Rational(10) ** (5 - DIGITS)))
 
 
 grader.sympy_numeric_eq = numerically_equal  # also for the members of sets, tuples and matrices
+
+
+def flat(product: Any) -> list[Any]:
+    """Return the factors of a product of products."""
+    return [each for factor in product.args for each in (flat(factor) if isinstance(factor, Mul) else [factor])]
 
 
 def is_value(formula: Any) -> bool:
@@ -75,7 +82,7 @@ def is_value(formula: Any) -> bool:
     if isinstance(formula, factorial):
         return isinstance(formula.args[0], Number)
     if isinstance(formula, Mul):
-        factors = [each for each in Mul.make_args(formula) if each not in (1, -1, UnevaluatedExpr(Rational(1, 100)))]
+        factors = [each for each in flat(formula) if each not in (1, -1, UnevaluatedExpr(Rational(1, 100)))]
         inner = [each.args[0] if isinstance(each, Pow) and each.args[1] == -1 else each for each in factors]
         plain = [sum(isinstance(each, Number) for each in side) for side in (factors, inner)]
         return plain[0] <= 1 and plain[1] <= 2 and all(is_value(each) for each in inner)

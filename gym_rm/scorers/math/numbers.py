@@ -35,7 +35,7 @@ _NUMBER = re.compile(
     (?:\\d?t?frac(?:\{{(?P<over>-?\d+)\}}\{{(?P<under>\d+)\}}|(?P<short>\d\d))
     |(?P<european>{_EUROPEAN})
     |(?P<digits>{_DIGITS})?(?P<decimals>\.\d*)?(?:\\(?:overline|bar|dot)\ ?\{{?(?P<cycle>\d+)\}}?)?
-     (?:[eE](?P<exponent>[+-]?\d{{1,6}})(?!\w)|\ ?(?:\\times|×|\\cdot)\ ?10\^\{{?(?P<power>-?\d{{1,6}})\}}?)?
+     (?:[eE](?P<exponent>[+-]?\d{{1,6}})(?!\w)|\ ?(?:\\times|×|\\cdot|[*x])\ ?10\^\{{?(?P<power>-?\d{{1,6}})\}}?)?
      (?:\ ?\\d?t?frac\{{(?P<mixed_over>\d+)\}}\{{(?P<mixed_under>\d+)\}}
       |\ (?:and\ )?(?P<part_over>\d+)/(?P<part_under>\d+)|\ ?/\ ?(?P<divisor>\d+)(?![\d.,]))?
     )""",
@@ -52,7 +52,7 @@ _NO_MULTIPLIERS = {"min", "mile"}  # units, and in some languages words for a th
 _CJK = "ぁ-ヿ一-鿿가-힣"
 _COUNTER = re.compile(rf"\s?(?![半的倍之分点點百十成割打]|平方$|[二三四]?次方)[{_CJK}]{{1,6}}")
 _SYMBOL = (
-    r"(?:[kcdmnμ]?m|[kmμ]?g|m?l|lbs?|oz|hrs?|h|mins?|secs?|m?s|ft|in|yd|mi|mph|kph|kmh|days?|cents?|[ap]\.?m|units?"
+    r"(?:(?-i:[kcdmnμ]?m)|[kmμ]?g|m?l|lbs?|oz|hrs?|h|mins?|secs?|m?s|ft|in|yd|mi|mph|kph|kmh|days?|cents?|[ap]\.?m|units?"
     r"|(?-i:[kMG]?(?:Hz|Pa|Wh?|J|N|V)|mol|eV|rad)|\\Omega|Ω)(?![^\W_])(?:\^?\{?-?\d\}?|[²³])?"
 )
 _UNIT = re.compile(
@@ -80,7 +80,7 @@ CHANGING_WORDS = (
 )
 """Words behind a number that change its value."""
 _NO_UNIT = re.compile(
-    rf"\b(?:{CHANGING_WORDS}|sqrt|pi|sin|cos|tan|log|ln|exp|or|and|to|plus|times|divided|multiplied|over|infinity|i|not"
+    rf"^(?:st|nd|rd|th)\b|\b(?:{CHANGING_WORDS}|sqrt|pi|sin|cos|tan|log|ln|exp|or|and|to|plus|times|divided|multiplied|over|infinity|i|not"
     r"|never|no|nor|but|except|wrong|incorrect|false|untrue|mistaken|impossible|instead|rather)\b|n['’]t\b|\?",
     re.IGNORECASE,
 )
@@ -122,6 +122,7 @@ def ascii_digits(text: str) -> str:
     text = _THOUSANDS.sub(",", text)
     if text.isascii():
         return text
+    text = re.sub("[²³¹⁰-⁹⁺⁻]+", lambda each: "^{" + unicodedata.normalize("NFKC", each[0]) + "}", text)
     text = re.sub("[¼-¾⅐-⅞]", lambda each: " " + unicodedata.normalize("NFKC", each[0]), text)
     return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text.translate(_CHARACTERS))
 

@@ -212,6 +212,9 @@ class MathScorer(NeverCopied):
             answers.is_changed(found) or answers.is_equation(found) or ":" in found
         ):
             return _Row("wrong", found)
+        equations = all(answers.is_equation(answers.value_side(gold.text, False)) for gold in golds)
+        if equations and not (answers.is_equation(found) or set(found) & set("([\\{∈")):
+            return _Row("wrong", found)
         if any(answers.has_base(each) for each in (normal, *(gold.normal for gold in golds))):
             return _Row("wrong", found)
         if "\\{" in found and all(gold.text.startswith("(") for gold in golds):  # a set has no order
