@@ -37,7 +37,7 @@ _APART = re.compile(  # between two boxes that are not one answer
 )
 _TOGETHER = re.compile(r"[,;&、，]|\b(?:and|or|und|oder|et|ou|y|o|e)\b|\\quad|[和或]")
 _CORRECTION = re.compile(
-    r"(?:^|[.!?\n}]|--|—)[\s*$]*(?:but |no, |oh,? |hmm,? )?(?:wait|actually|correction|oops|sorry|scratch that|on second thought"
+    r"(?:^|[.!?\n}]|--|—)[\s*$]{0,6}+(?:but |no, |oh,? |hmm,? )?(?:wait|actually|correction|oops|sorry|scratch that|on second thought"
     r"|i made an? (?:mistake|error)|let me (?:correct|fix))\b",
     re.IGNORECASE,
 )
@@ -65,8 +65,8 @@ _HEADING = re.compile(
 _SHORT_MARK = re.compile(r"^[ \t>*_]{0,6}(?:A|Ans)[*_]{0,2}[ \t]{0,2}[:：]", re.MULTILINE)
 _IT_IS = re.compile(r"\b(?:it|this|that|answer|value|result)(?:['’]s| is| must be| should be| would be| equals)\b:?|\bnot [^.\n]{1,40}? but(?= [$\\\d-])", re.IGNORECASE)
 _MATH = (
-    r"\$\$(?:\\[\s\S]|[^$\\])++\$\$|(?<![\\\w])\$(?:\\.|[^$\\\n])++\$(?!\d)"
-    r"|\\\((?:[^\\\n]|\\(?!\)))*+\\\)|\\\[(?:[^\\]|\\(?!\]))*+\\\]"
+    r"\$\$(?:\\[\s\S]|[^$\\]){1,2000}+\$\$|(?<![\\\w])\$(?:\\.|[^$\\\n]){1,999}+\$(?!\d)"
+    r"|\\\((?:[^\\\n]|\\(?!\))){0,400}+\\\)|\\\[(?:[^\\]|\\(?!\])){0,600}+\\\]"
 )
 _SIGN = r"[-+*/^_=<>|≤≥≠≈×÷·±∪∩∈]"
 _NAME = r"(?:sqrt|pi|sin|cos|tan|log|ln|exp|lcm|gcd|min|max|infty)(?![A-Za-z])"
@@ -187,7 +187,7 @@ def _stated(text: str, style: str, kind: Kind) -> str | None:
 
 def _corrected(text: str, kind: Kind) -> str | None:
     """Return what follows the last `it is` of a text."""
-    for match in reversed(list(_IT_IS.finditer(text[:MAX_ANSWER_LENGTH]))):
+    for match in list(_IT_IS.finditer(text[:MAX_ANSWER_LENGTH]))[:-5:-1]:
         found = _content("", _line(text[match.end() :].lstrip()), kind)
         if found is not None:
             return found
@@ -225,8 +225,8 @@ def _boxes(text: str) -> list[tuple[int, str]]:
     group = closed[-1:]
     for box in reversed(closed[-32:-1]):
         gap = text[box[1] : group[0][0]]
-        together = not gap.strip(" $\\(){}") or (_TOGETHER.search(gap) and not _APART.search(gap))
-        if len(gap) > 60 or not together:
+        joined = not gap.strip(" $\\(){}") or (len(gap) <= 60 and _TOGETHER.search(gap) and not _APART.search(gap))
+        if not joined:
             break
         group.insert(0, box)
     if is_denied(text, group[-1][0], group[-1][1]):
@@ -447,11 +447,17 @@ def is_words(text: str) -> bool:
 
 
 def is_changed(text: str) -> bool:
-    """Return whether words change or deny a number, as in `5 squared` and `5\\text{ or more}`."""
-    denial = r"\\text\{[^{}]*\b(?:or|not|is|was|if|but|never|except|wrong|error)\b"
-    return re.search(rf"\d.*(?<!\\)\b(?:{CHANGING_WORDS})\b|{denial}", text, re.IGNORECASE) is not None
+    """Return whether words or more work change a number, as in `5 squared`, `5\\text{ or more}` and `5(3)`."""
+    digit = re.search(r"\d", text)
+    changed = digit is not None and _CHANGES.search(text, digit.start()) is not None
+    return changed or _WORK.search(text) is not None or text.count("\\div") > 1
 
 
+_CHANGES = re.compile(rf"(?<!\\)\b(?:{CHANGING_WORDS})\b", re.IGNORECASE)
+_WORK = re.compile(
+    r"\\text\{[^{}]{0,80}\b(?:or|not|is|was|if|but|never|except|wrong|error)\b|\d\s?(?:\\left)?\(|\)\s?(?:\\left)?[(\d]",
+    re.IGNORECASE,
+)
 _LATEX = {r"\langle": "(", r"\rangle": ")", r"\log_e": r"\ln ", r"\log_{e}": r"\ln ", "½": r"\frac{1}{2}"}
 _LATEX |= {"°": r"^{\circ}", "π": r"\pi ", "√": r"\sqrt ", "×": r"\times ", "÷": r"\div "}
 _LATEX |= {r"\mathrm{e}": "{e}", r"\text{e}": "{e}", "·": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∞": r"\infty "}

@@ -124,7 +124,7 @@ def ascii_digits(text: str) -> str:
         return text
     text = re.sub("[²³¹⁰-⁹⁺⁻]+", lambda each: "^{" + unicodedata.normalize("NFKC", each[0]) + "}", text)
     text = re.sub("[¼-¾⅐-⅞]", lambda each: " " + unicodedata.normalize("NFKC", each[0]), text)
-    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text.translate(_CHARACTERS))
+    return re.sub(r"(?![0-9])\d", lambda each: str(unicodedata.decimal(each[0])), text.translate(_CHARACTERS))
 
 
 @functools.cache
