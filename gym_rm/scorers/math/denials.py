@@ -20,7 +20,8 @@ _NOT = (
     r"|ikk[ej]\w?|inte|ekki|bukan(?:lah)?|tidak|nie|nem|není|nejsou|ei|nije|δεν|ليست?|لا|غير|לא|אינ[והם]\w?|не|ні"
 )
 _BETWEEN = (  # from a denial to the answer
-    r"be|been|is|are|was|were|would|it['’]s|it|this|that|the|an?|worth|for|to|if|whether|say|think|believe|claim|conclude|assume"
+    r"be|been|is|are|was|were|would|it['’]s|it|this|that|the|an?|worth|for|to|if|whether|say|think|believe|claim"
+    r"|conclude|assume"
     rf"|true that|certain|sure|convinced|confident|just|even|quite|close|equals?|exactly|[^\W\d_]+ly"
     rf"|(?:(?:correct|right|final) )?{_THING}:?"
     r"|es|son|est|ist|sono|è|é|este|ole|jest|lik|lig|gleich|igual a|sama dengan|είναι|يساوي|равно|равен"
@@ -51,11 +52,11 @@ _AFTER = re.compile(
     r"|ಅಲ್ಲ|ਨਹੀਂ|નથી|不对|不對|错|錯))",
     re.IGNORECASE,
 )
-_LISTED = re.compile(  # frequent words of the languages whose denials are listed
-    r"\b(?:the|is|are|was|we|i|you|she|he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|with|from|on|as|be|per ?cent|about|approximately|roughly|exactly"
-    r"|therefore|thus|hence|then|answer|total|get|gets|costs?|no|not|final|since|because|by|after|if|let|or|"
-    r"der|das|ist|sind|und|also|wir|kostet|le|les|la|est|donc|ainsi|elle|il|nous|el|los|son|es|por|hay|sono|quindi|è|os|são|é"
-    r"|het|een|zijn|dus|det|är|er|jest|это|то|равно|ответ)\b|[一-鿿ぁ-ヿ가-힣]",
+_LISTED = re.compile(  # frequent words of languages whose denials are listed
+    r"\b(?:the|is|are|was|we|i|you|s?he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|with|from|on|as|be|or"
+    r"|per ?cent|about|approximately|roughly|exactly|therefore|thus|hence|then|answer|total|gets?|costs?|no|not|final"
+    r"|since|because|by|after|if|let|der|das|ist|sind|und|also|wir|kostet|les?|la|est|donc|ainsi|elle|il|nous|el|los|son"
+    r"|es|por|hay|sono|quindi|è|os|são|é|het|een|zijn|dus|det|är|er|jest|это|то|равно|ответ)\b|[一-鿿ぁ-ヿ가-힣]",
     re.IGNORECASE,
 )
 

@@ -132,7 +132,9 @@ def _multipliers() -> dict[str, int]:
     """Return what words behind a number multiply it by, in every language of CLDR; 0 where languages disagree."""
     found: dict[str, int] = {}
     for name in localedata.locale_identifiers() if localedata is not None else ():
-        lengths = localedata.load(name, merge_inherited=False).get("compact_decimal_formats", {}) if "_" not in name else {}
+        lengths = (
+            localedata.load(name, merge_inherited=False).get("compact_decimal_formats", {}) if "_" not in name else {}
+        )
         plurals = [each for plurals in lengths.values() for each in plurals.values() if isinstance(each, dict)]
         for power, pattern in (item for each in plurals for item in each.items()):
             match = _PATTERN.fullmatch(pattern.pattern.replace("'", ""))
@@ -214,7 +216,9 @@ def parse_number(text: str) -> Number | None:
 def require_babel(text: str) -> None:
     """Raise ConfigError if only the package babel knows whether the word behind a number multiplies it."""
     if localedata is None:
-        raise ConfigError(f"whether a word of {text!r:.80} multiplies its number needs babel; run pip install 'gym-rm[math]'.")
+        raise ConfigError(
+            f"whether a word of {text!r:.80} multiplies its number needs babel; run pip install 'gym-rm[math]'."
+        )
 
 
 def decimal_comma(text: str) -> Number | None:
@@ -257,7 +261,11 @@ def _is_unit(rest: str) -> bool:
     if found := _UNIT.match(rest):
         rest = rest[found.end() :]
     rest = rest.strip(" .")
-    return not rest or _COUNTER.fullmatch(rest) is not None or re.fullmatch(r"[/(-]?\s?[^\W\d_]{2,}[^+*=^\\<>_\d]*", rest) is not None
+    return (
+        not rest
+        or _COUNTER.fullmatch(rest) is not None
+        or re.fullmatch(r"[/(-]?\s?[^\W\d_]{2,}[^+*=^\\<>_\d]*", rest) is not None
+    )
 
 
 def same_number(gold: Number, found: Number) -> bool:

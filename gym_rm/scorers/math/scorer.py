@@ -18,8 +18,8 @@ from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
 from gym_rm.scorer import NeverCopied, check_conversations
-from gym_rm.scorers.math import answers
-from gym_rm.scorers.math.answers import STYLES, Kind, Style
+from gym_rm.scorers.math import answers, replies
+from gym_rm.scorers.math.expressions import Kind
 from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
 from gym_rm.scorers.math.numbers import (
     MAX_ANSWER_LENGTH,
@@ -30,6 +30,7 @@ from gym_rm.scorers.math.numbers import (
     same_number,
     strip_markup,
 )
+from gym_rm.scorers.math.replies import STYLES, Style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
@@ -179,15 +180,17 @@ class MathScorer(NeverCopied):
         if not all(gold.number or gold.letter or gold.words or gold.latex for gold in golds):
             return _Row(error=f"the reference answer cannot be parsed: {texts[0]!r:.200}")
         if self._style != "last" and all(gold.letter for gold in golds):
-            named = answers.extract(reply, self._style, kind="letter")
-            letter = named and (answers.choice_of_gold(named)[0] or answers.choice(f"Answer: {named}"))
+            named = replies.extract(reply, self._style, kind="letter")
+            letter = named and (replies.choice_of_gold(named)[0] or replies.choice(f"Answer: {named}"))
             values = [_gold(gold.value) for gold in golds if gold.value]
             if letter or not values:
                 right = any(gold.letter == letter for gold in golds)
                 return _Row("no_answer" if named is None else "right" if right else "wrong", named)
             golds = values
-        kind = next(each for each in ("number", "words", "formula", "letter") if any(gold.kind == each for gold in golds))
-        found = answers.extract(reply, self._style, kind=kind)
+        kind = next(
+            each for each in ("number", "words", "formula", "letter") if any(gold.kind == each for gold in golds)
+        )
+        found = replies.extract(reply, self._style, kind=kind)
         return _Row("no_answer") if found is None else self._graded(golds, found)
 
     def _graded(self, golds: Sequence[_Gold], found: str) -> _Row:
@@ -208,9 +211,7 @@ class MathScorer(NeverCopied):
                 return _Row("right", found)
         if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
             return _Row("wrong", found)
-        if numbers and number is None and (
-            answers.is_changed(found) or answers.is_equation(found) or ":" in found
-        ):
+        if numbers and number is None and (answers.is_changed(found) or answers.is_equation(found) or ":" in found):
             return _Row("wrong", found)
         equations = all(answers.is_equation(answers.value_side(gold.text, False)) for gold in golds)
         if equations and not (answers.is_equation(found) or set(found) & set("([\\{∈")):
@@ -224,19 +225,23 @@ class MathScorer(NeverCopied):
             return _Row("unparsable", found)
         references = tuple(gold.latex for gold in golds if gold.latex is not None and not gold.words)
         evaluated = self._evaluated if self._evaluated is not None else numbers
-        if self._evaluated is not False and answers.operations(latex) - set().union(*map(answers.operations, references)):
+        if self._evaluated is not False and answers.operations(latex) - set().union(
+            *map(answers.operations, references)
+        ):
             return _Row("wrong", found)
         return _Row(answer=found, formulas=FormulaPair(references, latex, evaluated))
 
 
 @functools.lru_cache(maxsize=16384)
 def _gold(text: str) -> _Gold:
-    text = answers.gold_answer(text)
+    text = replies.gold_answer(text)
     number = parse_number(text)
     short = len(text) <= MAX_ANSWER_LENGTH
     normal = answers.normal_text(text) if short else ""
     words = short and answers.is_words(strip_markup(text))
-    letter, value = answers.choice_of_gold(text[:100])
-    has_words = re.search(r"(?<!\\)\b[^\W\d_]{3,}", re.sub(r"\\(?:begin|end)\{\w+|\\[A-Za-z]+", " ", text[:200])) is not None
+    letter, value = replies.choice_of_gold(text[:100])
+    has_words = (
+        re.search(r"(?<!\\)\b[^\W\d_]{3,}", re.sub(r"\\(?:begin|end)\{\w+|\\[A-Za-z]+", " ", text[:200])) is not None
+    )
     kind: Kind = "letter" if letter else "number" if number else "words" if words or has_words else "formula"
     return _Gold(text, kind, letter, value, number, normal, words, answers.to_latex(text))
