@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import regex
 
 from gym_rm.scorers.math.denials import is_denied, is_listed
-from gym_rm.scorers.math.numbers import CHANGING_WORDS, MAX_ANSWER_LENGTH, multiplier, parse_number, strip_markup
+from gym_rm.scorers.math.numbers import CHANGING_WORDS, MAX_ANSWER_LENGTH, length_behind, parse_number, strip_markup
 
 Kind: TypeAlias = Literal["number", "formula", "words", "letter"]
 """What a reference is, and so what is searched for."""
@@ -105,8 +105,7 @@ def _lists(text: str, start: int, kind: Kind) -> list[tuple[int, int]]:
 def _asserted(text: str, spans: Sequence[tuple[int, int]]) -> str | None:
     """Return the last of some answers that the words around it do not deny; `DENIED` if all are denied."""
     for start, end in reversed(spans[-4:]):
-        _, length = multiplier(text[end : end + 60]) if text[end - 1 : end].isdigit() else (1, 0)
-        end += length
+        end += length_behind(text[end : end + 60]) if text[end - 1].isdigit() else 0
         if not is_denied(text, start, end):
             return DENIED if _CHANGED.match(text, end) else _unwrapped(text[start:end])
     return DENIED if spans else None
@@ -124,14 +123,14 @@ def _unwrapped(text: str) -> str:
 def last_answer(text: str, kind: Kind) -> str | None:
     """Return the last number or formula of a text, in a language whose denials are known."""
     if kind == "words":
-        line = text.strip().rpartition("\n")[2]
+        line = text[-MAX_ANSWER_LENGTH:].strip().rpartition("\n")[2]
         return (_YES.match(line) and clause(line)) or clause(re.split(r"\b(?:is|are|was)\b", line)[-1]) or None
     tail = text[-2 * MAX_ANSWER_LENGTH - 2 :]
     spans = _lists(tail, 0, kind)
     if not spans:
         return None
     sentence = max(tail.rfind(end, 0, spans[-1][0]) for end in (". ", "! ", "? ", "\n")) + 1
-    words = re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", tail[sentence:])
-    if not is_listed(words) and parse_number(words) is None:
+    formulas = r"\\[A-Za-z]+|\$[^$]*\$"
+    if not any(is_listed(re.sub(formulas, " ", tail[sentence:end])) for end in (spans[-1][0], len(tail))):
         return None
     return _asserted(tail, [each for each in spans if each[0] >= sentence])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from math_verify import LatexExtractionConfig, grader, parse, verify
-from sympy import Eq, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol, UnevaluatedExpr, factorial
+from sympy import Eq, Expr, Float, I, Mul, Number, NumberSymbol, Pow, Rational, Symbol, UnevaluatedExpr, factorial
 
 MOST_REFERENCES = 4096
 DIGITS = 60  # of constants that are compared
@@ -75,8 +75,6 @@ def flat(product: Any) -> list[Any]:
 
 def is_value(formula: Any) -> bool:
     """Return whether a formula is a number that needs no more work: `2^{10}`, `10!`, `3 \\cdot 10^8`, but not `15+16`."""
-    if isinstance(formula, Eq):
-        return is_value(formula.rhs)
     if isinstance(formula, Pow):
         return all(isinstance(each, Number | NumberSymbol) for each in formula.args)
     if isinstance(formula, factorial):
@@ -106,7 +104,10 @@ def compare(references: list[str], answer: str, evaluated: bool, seconds: float)
         if not (formulas := parsed(answer)):
             return "unparsable"
         try:
-            if evaluated and not all(is_value(each) for each in formulas):
+            values = [each.rhs if isinstance(each, Eq) else each for each in formulas]
+            if evaluated and any(
+                isinstance(one, Expr) and not one.free_symbols and not is_value(one) for one in values
+            ):
                 return "wrong"
             forms = [(known, formulas)]
             if (changed := (exact(known), exact(formulas))) != forms[0]:  # 2^{0.5} is a root

@@ -213,6 +213,12 @@ def parse_number(text: str) -> Number | None:
     return Number(value, places, percent is not None, name, word)
 
 
+def length_behind(text: str) -> int:
+    """Return the length of the multiplier that a text begins with; without babel, of any word that might be one."""
+    unknown = re.match(r" [^\W\d_]{3,}", text) if localedata is None else None
+    return multiplier(text)[1] or (unknown.end() if unknown else 0)
+
+
 def require_babel(text: str) -> None:
     """Raise ConfigError if only the package babel knows whether the word behind a number multiplies it."""
     if localedata is None:

@@ -133,7 +133,9 @@ def _stated(text: str, style: str, kind: Kind) -> str | None:
     if "answer" in wanted:
         places += [(place, "mark", "") for place in _marks(text)]
     for place, what, content in sorted(places)[: -_MAX_STATEMENTS - 1 : -1]:
-        found: str | None = clause(strip_markup(content)) if kind == "words" and content != DENIED else content
+        found: str | None = (
+            clause(strip_markup(content[:MAX_ANSWER_LENGTH])) if kind == "words" and content != DENIED else content
+        )
         if what == "mark":
             line = _line(text[place : place + MAX_ANSWER_LENGTH + 1].lstrip(" \t\n*_`:："))
             found = line_answer(text[max(0, place - MARGIN) : place], line, kind)
@@ -178,9 +180,9 @@ def _boxes(text: str) -> list[tuple[int, str]]:
             elif is_box:
                 closed[-1] = (start, match.end(), closed[-1][2])
     if not closed:
+        cut = [start for is_box, start, _ in opened if is_box]  # the text of an open box is no answer
         bare = [(each.start(), each[1]) for each in _BARE_BOX.finditer(text)]
-        cut = [(start, text[start:]) for is_box, start, _ in opened if is_box]  # the text of an open box is no answer
-        return cut[-1:] or bare[-1:]
+        return [(cut[-1], text[cut[-1] :])] if cut else bare[-1:]
     group = closed[-1:]
     for box in reversed(closed[-32:-1]):
         gap = text[box[1] : group[0][0]]
@@ -195,9 +197,10 @@ def _boxes(text: str) -> list[tuple[int, str]]:
 
 def _hashes(text: str, kind: Kind) -> Iterator[tuple[int, str]]:
     """Yield where `####` stands before an answer, and the answer; a heading of a text is none."""
-    for match in _HASHES.finditer(text):
+    end = len(text.rstrip(" \n\t#*-"))
+    for match in _HASHES.finditer(text, max(0, len(text) - _MARKED_LENGTH)):
         content = match[1].strip(" \t*!")
-        is_last = not text[match.end() :].strip(" \n\t#*-")
+        is_last = match.end() >= end
         named = is_last and (kind != "number" or HAS_VALUE.search(content)) and not _HEADING.match(match[0])
         if content and (named or (parse_number(content) is not None and not re.match(r"\d+[.)]\s", content))):
             yield match.start(1), content

@@ -15,6 +15,7 @@ import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox import SandboxError
 from gym_rm.scorers.math import formulas
+from gym_rm.scorers.math.numbers import parse_number
 from gym_rm.scorers.math.scorer import VERDICTS, MathScorer
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
@@ -339,10 +340,13 @@ def test_plain_rows_start_no_process_and_need_no_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     scorer = MathScorer()
     monkeypatch.setattr("gym_rm.scorers.math.numbers.localedata", None)
+    monkeypatch.setattr("gym_rm.scorers.math.numbers._multipliers", dict)
+    parse_number.cache_clear()
     assert verdicts(scorer, ("4", "4"), ("4", "It is 4 km."), ("4", "It is 5 books.")) == ["right", "right", "wrong"]
     for pair in (("x+1", box("1+x")), ("4", "It is 4 mil.")):
         with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
             grade(scorer, pair)
+    parse_number.cache_clear()
 
 
 def test_copies_share_processes_and_pickles_keep_options():
