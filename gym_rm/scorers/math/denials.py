@@ -30,7 +30,8 @@ _BETWEEN = (  # from a denial to the answer
 _CHANGED = (  # directly before the answer
     r"(?:more|less|fewer|greater|larger|smaller|bigger|lower|higher) than|at (?:least|most)|up to|under|below|above"
     r"|between(?: \S{1,20} and)?|minus|negative|plus|times|twice|double|triple|thrice|exceeds?"
-    r"|elfu|laki|[mb]ilioni|(?:half|third|quarter|square|cube|root|factorial|inverse|reciprocal|opposite|percent|logarithm|%)(?: of)?|or"
+    r"|elfu|laki|[mb]ilioni|or"
+    r"|(?:half|third|quarter|square|cube|root|factorial|inverse|reciprocal|opposite|percent|logarithm|%)(?: of)?"
     r"|\d (?:hours?|minutes?|weeks?|days?|feet|foot|yards?|pounds?|dollars?|euros?|m|km|kg|h|ft|lb)(?:,? and)?"
 )
 _GAP = r"[\s*_`\"'“‘$(\[{\\]"

@@ -38,12 +38,13 @@ _ITEM = regex.compile(rf"(?<![A-Za-z\d_\\.])(?:{_ATOM})++(?:{_SPACE}(?:{_ATOM})+
 _LIST = re.compile(r"\s*(?:,|;|,? ?(?:and|or)\b|,?\s*\\text\{\s*(?:and|or)\s*\})\s*")
 HAS_VALUE = re.compile(r"\d|\\(?:d?frac|sqrt|pi|infty|emptyset|varnothing|begin)|[π√∞∅½]")
 _LEAD = re.compile(
-    r"(?:(?:about|approximately|roughly|exactly|simply|just|therefore|thus|that|equal to|equals|a total of|only)[ ,:]*)*",
+    r"(?:(?:about|approximately|roughly|exactly|simply|just|therefore|thus|that|equal to|a total of|only)[ ,:]*)*",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(
     r"[.;:!]\s|,? \(|[ ][-–—][ ]|,[ ](?=(?:found|it|this|that|the|a|in|so|and|not|is|being|thus)\b)"
-    r"|,?[ ](?:because|since|as|for|where|when|which|who(?:se)?|after|so that|found|obtained|using|given|by|with|while|but)\b",
+    r"|,?[ ](?:because|since|as|for|where|when|which|who(?:se)?|after|so that|found|obtained|using|given)\b"
+    r"|,?[ ](?:by|with|while|but)\b",
     re.IGNORECASE,
 )
 _NO_NOUN = r"because|since|as|i[nfs]|o[nfr]|at|for|from|by|after|with|per|to|when"

@@ -47,7 +47,7 @@ def exact(formulas: list[Any]) -> list[Any]:
 def numerically_equal(gold: Any, found: Any, *settings: int) -> bool:
     """Return whether two constants are equal; math-verify takes every difference below 1e-15 for zero.
 
-    Without decimals they are equal in `DIGITS` digits of the larger one. Decimals are also compared as math-verify does.
+    Without decimals they must be equal in `DIGITS` digits of the larger one; decimals as math-verify compares them.
     """
     if hasattr(gold, "shape") or any(getattr(each, "free_symbols", True) for each in (gold, found)):
         return hasattr(gold, "shape") and bool(library_numeric_eq(gold, found, *settings))
@@ -74,7 +74,7 @@ def flat(product: Any) -> list[Any]:
 
 
 def is_value(formula: Any) -> bool:
-    """Return whether a formula is a number that needs no more work: `2^{10}`, `10!`, `3 \\cdot 10^8`, but not `15+16`."""
+    """Return whether a formula is a number that needs no more work: `2^{10}`, `3 \\cdot 10^8`, but not `15+16`."""
     if isinstance(formula, Pow):
         return all(isinstance(each, Number | NumberSymbol) for each in formula.args)
     if isinstance(formula, factorial):

@@ -76,7 +76,7 @@ class MathScorer(NeverCopied):
             last number or formula), or `"choice"` (a letter).
         evaluated: whether an answer must be a value: `2^{10}`, `10!` or `\\frac{62}{2}`, but not `15+16` or
             `\\min(91,31)`, which leave the work to the reader. None: where the reference is a plain number; elsewhere
-            an answer may only have the operations (`\\min`, `\\sum`, `\\int`, ...) of the reference. False: it need not.
+            an answer may only have the operations (`\\min`, `\\sum`, ...) of the reference. False: it need not.
         timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
             that waits for a busy machine is compared again, and has an error after four times as long.
         num_workers: number of processes; None for one per available core, at most 8.
@@ -187,9 +187,8 @@ class MathScorer(NeverCopied):
                 right = any(gold.letter == letter for gold in golds)
                 return _Row("no_answer" if named is None else "right" if right else "wrong", named)
             golds = values
-        kind = next(
-            each for each in ("number", "words", "formula", "letter") if any(gold.kind == each for gold in golds)
-        )
+        kinds: tuple[Kind, ...] = ("number", "words", "formula", "letter")
+        kind = next(each for each in kinds if any(gold.kind == each for gold in golds))
         found = replies.extract(reply, self._style, kind=kind)
         return _Row("no_answer") if found is None else self._graded(golds, found)
 
