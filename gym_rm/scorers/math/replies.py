@@ -155,17 +155,12 @@ def _corrected(text: str, kind: Kind) -> str | None:
     return None
 
 
-def boxed(text: str) -> str | None:
-    """Return the content of the last `\\boxed{...}` or `\\fbox{...}` with balanced braces, of nested the innermost.
-
-    Several boxes in one sentence are one answer, a list. `\\boxed 5` counts if there is none with braces.
-    """
-    found = _boxes(text)
-    return None if not found or found[-1][1] == DENIED else found[-1][1]
-
-
 def _boxes(text: str) -> list[tuple[int, str]]:
-    """Return where the boxes of the last sentence that has one begin, and their content; `DENIED` if words deny it."""
+    """Return where the last box begins, and its content; `DENIED` if words deny it.
+
+    Of nested boxes it is the innermost. Several boxes in one sentence are one answer, a list. `\\boxed 5` counts if there
+    is none with braces.
+    """
     if "box" not in text:
         return []
     opened: list[tuple[bool, int, int]] = []

@@ -235,6 +235,20 @@ def test_an_answer_is_a_value_unless_the_option_says_otherwise(evaluated, verdic
         assert verdicts(scorer, ("1024", box("2^{10}")), ("x+1", box("1+x"))) == ["right"] * 2
 
 
+NASTY = ("1-", "1,", "9^{", "((", "\\[", "\\boxed{", "answer is ", "5 more than ", "１", "1 and ", "42 mil ", " ", "$")
+
+
+@pytest.mark.parametrize("unit", NASTY)
+def test_a_reply_of_2000_characters_costs_this_process_little(unit, monkeypatch):
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(formulas.FormulaComparer, "compare", lambda self, pairs: [("wrong", None)] * len(pairs))
+    scorer, text = MathScorer(num_workers=1), unit * (2000 // len(unit))
+    grade(scorer, ("31", "42 apples"))  # reads the words of CLDR
+    began = time.process_time()
+    grade(scorer, ("31", text), ("31", box(text)), ("x+1", f"The answer is {text}"))
+    assert time.process_time() - began < 0.3
+
+
 def test_formulas_keep_what_changes_their_value(scorer):
     column = "\\begin{pmatrix}1\\\\2\\end{pmatrix}"
     pairs = [(column, box("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}")), ("120", box("5!")), ("ab", box("b \\cdot a"))]
