@@ -31,7 +31,7 @@ def value_side(text: str, rounded: bool) -> str:
         sides.reverse()
     name = re.sub(r"\\(?:left|right)\b|\\[,;! ]|[\s$]", "", sides[0])
     is_constant = not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", name))
-    if re.search(r"[,;]|\\text\{|\b(?:and|or)\b", re.sub(r"\([^()]*\)", "", text)) or not (
+    if re.search(r",(?!\d{3})|;|\\text\{|\b(?:and|or)\b", re.sub(r"\([^()]*\)", "", text)) or not (
         is_constant or _QUANTITY.fullmatch(name)
     ):
         return text

@@ -56,6 +56,7 @@ _AFTER = re.compile(
 _LISTED = re.compile(  # frequent words of languages whose denials are listed
     r"\b(?:the|is|are|was|we|i|you|s?he|they|so|it|of|to|and|this|that|there|have|has|had|in|at|for|with|from|on|as|be|or"
     r"|per ?cent|about|approximately|roughly|exactly|therefore|thus|hence|then|answer|total|gets?|costs?|no|not|final"
+    r"|pays?|paid|makes?|made|needs?|takes?|earns?|spends?|left|dollars|cents|hours|minutes|days|each|every|per|more|than"
     r"|since|because|by|after|if|let|der|das|ist|sind|und|also|wir|kostet|les?|la|est|donc|ainsi|elle|il|nous|el|los|son"
     r"|es|por|hay|sono|quindi|è|os|são|é|het|een|zijn|dus|det|är|er|jest|это|то|равно|ответ)\b|[一-鿿ぁ-ヿ가-힣]",
     re.IGNORECASE,

@@ -131,7 +131,7 @@ def last_answer(text: str, kind: Kind) -> str | None:
     if not spans:
         return None
     sentence = max(tail.rfind(end, 0, spans[-1][0]) for end in (". ", "! ", "? ", "\n")) + 1
-    formulas = r"\\[A-Za-z]+|\$[^$]*\$"
+    formulas = r"\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+|\$[^$]*\$"
     if not any(is_listed(re.sub(formulas, " ", tail[sentence:end])) for end in (spans[-1][0], len(tail))):
         return None
     return _asserted(tail, [each for each in spans if each[0] >= sentence])

@@ -119,6 +119,7 @@ def extract(text: str, style: str = "auto", *, kind: Kind = "number") -> str | N
 def _plain(text: str) -> str:
     """Return a text with digits and thousands as in ASCII, and with tags as lines that begin with `Answer:`."""
     text = _TAG.sub(lambda tag: "\n\n" if tag[1] else "\nAnswer: ", text) if "nswer>" in text.casefold() else text
+    text = re.sub(r"<<[^<>\n]{0,99}>>", "", text)  # the calculator of GSM8K
     return ascii_digits(text).rstrip()
 
 
@@ -158,8 +159,8 @@ def _corrected(text: str, kind: Kind) -> str | None:
 def _boxes(text: str) -> list[tuple[int, str]]:
     """Return where the last box begins, and its content; `DENIED` if words deny it.
 
-    Of nested boxes it is the innermost. Several boxes in one sentence are one answer, a list. `\\boxed 5` counts if there
-    is none with braces.
+    Of nested boxes it is the innermost. Several boxes in one sentence are one answer, a list. `\\boxed 5` counts if
+    there is none with braces.
     """
     if "box" not in text:
         return []
