@@ -43,7 +43,9 @@ def value_side(text: str, rounded: bool) -> str:
 def is_equation(text: str) -> bool:
     """Return whether an answer is an equation or an inequality, and not the value of a letter."""
     text = re.sub(r"^[A-Za-z] = ", "", text)
-    return _EQUALS.search(text) is not None or re.search(r"[<>≤≥≠]|\\(?:[lg]eq?|[lg]t|neq?)(?![a-z])", text) is not None
+    return (
+        _EQUALS.search(text) is not None or re.search(r"[<>≤≥≠]|!=|\\(?:[lg]eq?|[lg]t|neq?)(?![a-z])", text) is not None
+    )
 
 
 def normal_text(text: str) -> str:

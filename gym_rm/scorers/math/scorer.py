@@ -213,7 +213,11 @@ class MathScorer(NeverCopied):
         if numbers and number is None and (answers.is_changed(found) or answers.is_equation(found) or ":" in found):
             return _Row("wrong", found)
         equations = all(answers.is_equation(answers.value_side(gold.text, False)) for gold in golds)
-        if equations and not (answers.is_equation(found) or set(found) & set("([\\{∈")):
+        if (
+            equations
+            and not any(set(gold.text) & set(",;:") for gold in golds)
+            and not (answers.is_equation(found) or set(found) & set("([\\{∈"))
+        ):
             return _Row("wrong", found)
         if any(answers.has_base(each) for each in (normal, *(gold.normal for gold in golds))):
             return _Row("wrong", found)
