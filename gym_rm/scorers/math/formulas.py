@@ -25,10 +25,11 @@ MEMORY_BYTES = 2**30  # of address space; an answer that needs more is unparsabl
 
 @dataclass(frozen=True, slots=True)
 class FormulaPair:
-    """One row: the references, of which one must be equal, and the answer, in LaTeX."""
+    """One row: the references, of which one must be equal, the answer, in LaTeX, and whether it must be a value."""
 
     references: tuple[str, ...]
     answer: str
+    evaluated: bool = False
 
 
 Verdict: TypeAlias = tuple[str | None, str | None]
@@ -92,7 +93,7 @@ class FormulaComparer:
             return None, f"the reference answer was not parsed within {self._timeout} s"
         if reply.status != "ok" or reply.value is not True:
             return None, "the reference answer cannot be parsed"
-        reply = self._call(session, "compare", [references, pair.answer])
+        reply = self._call(session, "compare", [references, pair.answer, pair.evaluated])
         if reply.status in ("killed", "time"):
             return None
         if _out_of_time(reply):

@@ -12,6 +12,14 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gym_rm.errors import ConfigError
+from gym_rm.scorers.math.denials import is_denied
+
+try:  # an extra
+    from babel import localedata
+except ImportError:
+    localedata = None
+
 MAX_ANSWER_LENGTH = 2000
 """Characters of the longest answer that is read. No rule below sees more."""
 MAX_EXPONENT = 1000
@@ -27,21 +35,24 @@ _NUMBER = re.compile(
     (?:\\d?t?frac(?:\{{(?P<over>-?\d+)\}}\{{(?P<under>\d+)\}}|(?P<short>\d\d))
     |(?P<european>{_EUROPEAN})
     |(?P<digits>{_DIGITS})?(?P<decimals>\.\d*)?(?:\\(?:overline|bar|dot)\ ?\{{?(?P<cycle>\d+)\}}?)?
-     (?:[eE](?P<exponent>[+-]?\d{{1,6}})(?!\w)|\ ?(?:\\times|×|\\cdot)\ ?10\^\{{?(?P<power>-?\d{{1,6}})\}}?)?
+     (?:[eE](?P<exponent>[+-]?\d{{1,6}})(?!\w)|\ ?(?:\\times|×|\\cdot|[*x])\ ?10\^\{{?(?P<power>-?\d{{1,6}})\}}?)?
      (?:\ ?\\d?t?frac\{{(?P<mixed_over>\d+)\}}\{{(?P<mixed_under>\d+)\}}
-      |\ (?P<part_over>\d+)/(?P<part_under>\d+)|\ ?/\ ?(?P<divisor>\d+)(?![\d.,]))?
+      |\ (?:and\ )?(?P<part_over>\d+)/(?P<part_under>\d+)|\ ?/\ ?(?P<divisor>\d+)(?![\d.,]))?
     )""",
     re.VERBOSE,
 )
 _PERCENT = re.compile(r"\s?(?:%|(?:per ?cent|percentage points?|percentage)\b)", re.IGNORECASE)
-_MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
-_MULTIPLIERS |= {"billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
-MULTIPLIER_WORDS = "|".join(_MULTIPLIERS)
-_MULTIPLIER = re.compile(
-    rf"\s?-?(?P<text>\\(?:text|mathrm|mbox|textrm)\{{\s?)?(?P<word>{MULTIPLIER_WORDS})s?\b(?! and )", re.IGNORECASE
+_ENGLISH = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
+_ENGLISH |= {"billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
+_WORDS_BEHIND = re.compile(
+    r"\s?-?(?P<text>\\(?:text|mathrm|mbox|textrm)\{\s?)?(?P<words>(?=[^\W\d_])[^\s\d\\$_{}()[\],;:!?/+*=<>^%-]+(?:\s[^\s\d\\$_{}()[\],;:!?/+*=<>^%-]+){0,2})"
 )
+_PATTERN = re.compile(r"[^0]{0,2}(0+)[\s\u200f]*([^0;]+?)[\s\u200f]*")
+_NO_MULTIPLIERS = {"min", "mile"}  # units, and in some languages words for a thousand
+_CJK = "ぁ-ヿ一-鿿가-힣"
+_COUNTER = re.compile(rf"\s?(?![半的倍之分点點百十成割打]|平方$|[二三四]?次方)[{_CJK}]{{1,6}}")
 _SYMBOL = (
-    r"(?:[kcdmnμ]?m|[kmμ]?g|m?l|lbs?|oz|hrs?|h|mins?|secs?|m?s|ft|in|yd|mi|mph|kph|kmh|days?|cents?|[ap]\.?m|units?"
+    r"(?:(?-i:[kcdmnμ]?m)|[kmμ]?g|m?l|lbs?|oz|hrs?|h|mins?|secs?|m?s|ft|in|yd|mi|mph|kph|kmh|days?|cents?|[ap]\.?m|units?"
     r"|(?-i:[kMG]?(?:Hz|Pa|Wh?|J|N|V)|mol|eV|rad)|\\Omega|Ω)(?![^\W_])(?:\^?\{?-?\d\}?|[²³])?"
 )
 _UNIT = re.compile(
@@ -65,11 +76,11 @@ _ORDINALS = (
 CHANGING_WORDS = (
     r"squared|cubed|factorial|half|halves|below|negative|minus|choose|modulo|mod|raised|power|root|score|gross"
     r"|doubled|tripled|halved|inverse|inverted|reciprocal|myriad|grand|per mille|bn|mn|base \d+"
-    rf"|(?:{MULTIPLIER_WORDS})s?|\w*illions?|{_ORDINALS}|less than (?:zero|nothing)|and a"
+    rf"|(?:{'|'.join(_ENGLISH)})s?|\w*illions?|{_ORDINALS}|less than (?:zero|nothing)|and a"
 )
 """Words behind a number that change its value."""
 _NO_UNIT = re.compile(
-    rf"\b(?:{CHANGING_WORDS}|sqrt|pi|sin|cos|tan|log|ln|exp|or|and|to|plus|times|divided|multiplied|over|infinity|i|not"
+    rf"^(?:st|nd|rd|th)\b|\b(?:{CHANGING_WORDS}|sqrt|pi|sin|cos|tan|log|ln|exp|or|and|to|plus|times|divided|multiplied|over|infinity|i|not"
     r"|never|no|nor|but|except|wrong|incorrect|false|untrue|mistaken|impossible|instead|rather)\b|n['’]t\b|\?",
     re.IGNORECASE,
 )
@@ -81,6 +92,7 @@ _NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(
 _ABOUT = re.compile(r"^(?:\\approx|\\simeq|≈|~) ?")
 _SYMBOLS = re.compile(r"[ \u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+$")  # such as a check mark
 _COMMA = re.compile(r"^((?:[A-Za-z] ?= ?|€ ?)?-?\d{1,15}),(\d\d?|\d{4,15})(?![\d,.])")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}\s?|,\\!\s?|\\,)(?=\d{3}(?!\d))")
 _SPACING = re.compile(r"(?<!\\)\\[,;:!> ]|~|\\q?quad\b|\\(?:left|right|displaystyle)\b")
 _EXCLAMATION = re.compile(r"(?<=[^\W\d_][^\W\d_])!+$")  # after a word; elsewhere it is a factorial
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox|boxed|fbox|bm)\s?\{([^{}]*)\}")
@@ -95,19 +107,59 @@ class Number:
         places: number of decimal places that were written; 0 for integers and fractions.
         percent: whether a percent sign or word follows.
         name: variable that it was assigned to, as in `x = 5`; empty if there is none.
+        word: whether a word follows that was not read as one that multiplies.
     """
 
     value: Fraction
     places: int = 0
     percent: bool = False
     name: str = ""
+    word: bool = False
 
 
 def ascii_digits(text: str) -> str:
-    """Return the text with decimal digits of all scripts, minus signs and spaces as in ASCII."""
+    """Return the text with decimal digits of all scripts, minus signs, spaces, `⅔` and `2\\,500` as in ASCII."""
+    text = _THOUSANDS.sub(",", text)
     if text.isascii():
         return text
-    return "".join(str(unicodedata.decimal(each)) if each.isdecimal() else each for each in text.translate(_CHARACTERS))
+    text = re.sub("[²³¹⁰-⁹⁺⁻]+", lambda each: "^{" + unicodedata.normalize("NFKC", each[0]) + "}", text)
+    text = re.sub("[¼-¾⅐-⅞]", lambda each: " " + unicodedata.normalize("NFKC", each[0]), text)
+    return re.sub(r"(?![0-9])\d", lambda each: str(unicodedata.decimal(each[0])), text.translate(_CHARACTERS))
+
+
+@functools.cache
+def _multipliers() -> dict[str, int]:
+    """Return what words behind a number multiply it by, in every language of CLDR; 0 where languages disagree."""
+    found: dict[str, int] = {}
+    for name in localedata.locale_identifiers() if localedata is not None else ():
+        lengths = (
+            localedata.load(name, merge_inherited=False).get("compact_decimal_formats", {}) if "_" not in name else {}
+        )
+        plurals = [each for plurals in lengths.values() for each in plurals.values() if isinstance(each, dict)]
+        for power, pattern in (item for each in plurals for item in each.items()):
+            match = _PATTERN.fullmatch(pattern.pattern.replace("'", ""))
+            word = match[2].casefold() if match else ""
+            if match and (not word.isascii() or len(word) > 2) and word not in _NO_MULTIPLIERS:
+                factor = int(power) // 10 ** (len(match[1]) - 1)
+                found[word] = factor if found.get(word, factor) == factor else 0
+    short = {word.rstrip("."): factor for word, factor in found.items()}  # `mil.` is a million in Czech, `mil` 1,000
+    return short | found | _ENGLISH | {f"{word}s": factor for word, factor in _ENGLISH.items()}
+
+
+def multiplier(text: str) -> tuple[int, int]:
+    """Return the factor and the length of the multiplier that a text begins with, such as ` mil` or `万`; else 1, 0."""
+    words = _WORDS_BEHIND.match(text)
+    if words is None:
+        return 1, 0
+    start = words.start("words")
+    ends = {each.end() for each in re.finditer(r"\S(?=\s|$)", text[: words.end()])}
+    if re.match(rf"[{_CJK}\u0e00-\u109f\u1780-\u17ff]", text[start]):  # scripts without spaces
+        ends |= set(range(start + 1, min(start + 8, len(text)) + 1))
+    for end in sorted(ends, reverse=True):
+        factor = _multipliers().get(text[start:end].casefold().rstrip("."))
+        if factor is not None:
+            return factor, end
+    return 1, 0
 
 
 def strip_markup(text: str) -> str:
@@ -145,19 +197,34 @@ def parse_number(text: str) -> Number | None:
     except (ValueError, ZeroDivisionError):
         return None
     rest = rest[match.end() :]
-    if found := _MULTIPLIER.match(rest):
-        value *= _MULTIPLIERS[found["word"].lower()]
-        rest = rest[found.end() :]
-        rest = rest.replace("}", "", 1) if found["text"] else rest
+    factor, length = multiplier(rest)
+    if length:
+        value *= factor
+        rest = rest[length:].replace("}", "", 1) if "{" in rest[:length] else rest[length:]
     percent = _PERCENT.match(rest)
     rest = rest[percent.end() :] if percent else rest
     if modulus := _MODULUS.fullmatch(rest):
         if not 0 <= value < int(modulus["modulus"]):  # not a remainder, but a number to be divided
             return None
-    elif not _is_unit(rest):
+    elif not _is_unit(rest) or (length and not factor):
         return None
     places = len(match["decimals"] or ".") - 1
-    return Number(value, places, percent is not None, name)
+    word = re.match(r"[\s-]*[^\W\d_]{3,}", rest) is not None
+    return Number(value, places, percent is not None, name, word)
+
+
+def length_behind(text: str) -> int:
+    """Return the length of the multiplier that a text begins with; without babel, of any word that might be one."""
+    unknown = re.match(r" [^\W\d_]{3,}", text) if localedata is None else None
+    return multiplier(text)[1] or (unknown.end() if unknown else 0)
+
+
+def require_babel(text: str) -> None:
+    """Raise ConfigError if only the package babel knows whether the word behind a number multiplies it."""
+    if localedata is None:
+        raise ConfigError(
+            f"whether a word of {text!r:.80} multiplies its number needs babel; run pip install 'gym-rm[math]'."
+        )
 
 
 def decimal_comma(text: str) -> Number | None:
@@ -194,13 +261,17 @@ def _value(match: re.Match[str]) -> Fraction:
 def _is_unit(rest: str) -> bool:
     """Return whether what follows a number leaves its value: units, or words of which none changes or denies it."""
     rest = _POWER_OF_UNIT.sub(r"\g<unit>", rest)
-    if _NO_UNIT.search(rest):
+    if _NO_UNIT.search(rest) or is_denied(rest, 0, 0):
         return False
     rest = _FRACTION_OF_UNITS.sub(" ", _TEXT_UNIT.sub(" ", rest))
     if found := _UNIT.match(rest):
         rest = rest[found.end() :]
     rest = rest.strip(" .")
-    return not rest or re.fullmatch(r"[/(-]?\s?[^\W\d_]{2,}[^+*=^\\<>_\d]*", rest) is not None
+    return (
+        not rest
+        or _COUNTER.fullmatch(rest) is not None
+        or re.fullmatch(r"[/(-]?\s?[^\W\d_]{2,}[^+*=^\\<>_\d]*", rest) is not None
+    )
 
 
 def same_number(gold: Number, found: Number) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,19 @@ from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
 from gym_rm.scorer import NeverCopied, check_conversations
-from gym_rm.scorers.math import answers
-from gym_rm.scorers.math.answers import STYLES, Style
+from gym_rm.scorers.math import answers, replies
+from gym_rm.scorers.math.expressions import Kind
 from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
 from gym_rm.scorers.math.numbers import (
     MAX_ANSWER_LENGTH,
     Number,
     decimal_comma,
     parse_number,
+    require_babel,
     same_number,
     strip_markup,
 )
+from gym_rm.scorers.math.replies import STYLES, Style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
@@ -39,7 +42,9 @@ class _Gold:
     """A reference answer in all forms that it is compared in."""
 
     text: str
+    kind: Kind
     letter: str | None
+    value: str  # of a choice, what stands behind its letter
     number: Number | None
     normal: str
     words: bool
@@ -69,6 +74,9 @@ class MathScorer(NeverCopied):
     Args:
         style: where the answer is: `"auto"`, `"boxed"`, `"gsm8k"` (`#### 4`), `"answer"` (`Answer: 4`), `"last"` (the
             last number or formula), or `"choice"` (a letter).
+        evaluated: whether an answer must be a value: `2^{10}`, `10!` or `\\frac{62}{2}`, but not `15+16` or
+            `\\min(91,31)`, which leave the work to the reader. None: where the reference is a plain number; elsewhere
+            an answer may only have the operations (`\\min`, `\\sum`, ...) of the reference. False: it need not.
         timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
             that waits for a busy machine is compared again, and has an error after four times as long.
         num_workers: number of processes; None for one per available core, at most 8.
@@ -89,6 +97,7 @@ class MathScorer(NeverCopied):
         self,
         *,
         style: Style = "auto",
+        evaluated: bool | None = None,
         timeout: float = 5.0,
         num_workers: int | None = None,
         judged: Judged = "answer",
@@ -96,12 +105,13 @@ class MathScorer(NeverCopied):
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self._style: str = one_of("style", style, STYLES)
+        self._evaluated = evaluated
         self._timeout = positive("timeout", timeout)
         count = min(8, available_cores()) if num_workers is None else num_workers
         self._num_workers = integer("num_workers", count, minimum=1)
         self._comparer: FormulaComparer | None = None
         self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
-        settings = {"style": self._style, "timeout": self._timeout, **self._judged.settings}
+        settings = {"style": self._style, "evaluated": evaluated, "timeout": self._timeout, **self._judged.settings}
         self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,44 +179,72 @@ class MathScorer(NeverCopied):
             return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
         if not all(gold.number or gold.letter or gold.words or gold.latex for gold in golds):
             return _Row(error=f"the reference answer cannot be parsed: {texts[0]!r:.200}")
-        letter = self._style in ("auto", "answer", "choice") and all(gold.letter is not None for gold in golds)
-        numeric = any(gold.number is not None for gold in golds)
-        found = answers.extract(reply, self._style, letter=letter, numeric=numeric)
-        return _Row("no_answer") if found is None else _graded(golds, found, letter)
+        if self._style != "last" and all(gold.letter for gold in golds):
+            named = replies.extract(reply, self._style, kind="letter")
+            letter = named and (replies.choice_of_gold(named)[0] or replies.choice(f"Answer: {named}"))
+            values = [_gold(gold.value) for gold in golds if gold.value]
+            if letter or not values:
+                right = any(gold.letter == letter for gold in golds)
+                return _Row("no_answer" if named is None else "right" if right else "wrong", named)
+            golds = values
+        kinds: tuple[Kind, ...] = ("number", "words", "formula", "letter")
+        kind = next(each for each in kinds if any(gold.kind == each for gold in golds))
+        found = replies.extract(reply, self._style, kind=kind)
+        return _Row("no_answer") if found is None else self._graded(golds, found)
 
-
-def _graded(golds: Sequence[_Gold], found: str, letter: bool) -> _Row:
-    """Return the verdict on an answer, or the formulas to compare."""
-    if len(found) > MAX_ANSWER_LENGTH:
-        return _Row("unparsable", found[:MAX_ANSWER_LENGTH])
-    if letter:
-        named = answers.choice_of_gold(found) or answers.choice(f"Answer: {found}")
-        return _Row("right" if any(gold.letter == named for gold in golds) else "wrong", found)
-    number, normal = parse_number(found), answers.normal_text(found)
-    if number is None and all(gold.number is not None for gold in golds):  # otherwise a comma may divide a list
-        number = decimal_comma(found)
-    for gold in golds:
-        same = gold.number is not None and number is not None and same_number(gold.number, number)
-        if same or gold.normal == normal:
-            return _Row("right", found)
-    if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
-        return _Row("wrong", found)
-    if all(gold.number is not None for gold in golds) and number is None and answers.is_changed(found):
-        return _Row("wrong", found)
-    if "\\{" in found and all(gold.text.startswith("(") for gold in golds):  # a set has no order
-        return _Row("wrong", found)
-    latex = None if answers.is_words(found) else answers.to_latex(found)
-    if latex is None:
-        return _Row("unparsable", found)
-    references = tuple(gold.latex for gold in golds if gold.latex is not None and not gold.words)
-    return _Row(answer=found, formulas=FormulaPair(references, latex))
+    def _graded(self, golds: Sequence[_Gold], found: str) -> _Row:
+        """Return the verdict on an answer, or the formulas to compare."""
+        if len(found) > MAX_ANSWER_LENGTH:
+            return _Row("unparsable", found[:MAX_ANSWER_LENGTH])
+        numbers = all(gold.number is not None for gold in golds)
+        if not any(answers.is_equation(gold.text) for gold in golds if gold.number is None):
+            found = answers.value_side(found, any(gold.number and gold.number.places for gold in golds))
+        number, normal = parse_number(found), answers.normal_text(found)
+        if number is None and numbers:  # otherwise a comma may divide a list
+            number = decimal_comma(found)
+        for gold in golds:
+            same = gold.number is not None and number is not None and same_number(gold.number, number)
+            if same or gold.normal == normal:
+                if number is not None and number.word:
+                    require_babel(found)
+                return _Row("right", found)
+        if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
+            return _Row("wrong", found)
+        if numbers and number is None and (answers.is_changed(found) or answers.is_equation(found) or ":" in found):
+            return _Row("wrong", found)
+        equations = all(answers.is_equation(answers.value_side(gold.text, False)) for gold in golds)
+        if (
+            equations
+            and not any(set(gold.text) & set(",;:") for gold in golds)
+            and not (answers.is_equation(found) or set(found) & set("([\\{∈"))
+        ):
+            return _Row("wrong", found)
+        if any(answers.has_base(each) for each in (normal, *(gold.normal for gold in golds))):
+            return _Row("wrong", found)
+        if "\\{" in found and all(gold.text.startswith("(") for gold in golds):  # a set has no order
+            return _Row("wrong", found)
+        latex = None if answers.is_words(found) else answers.to_latex(found)
+        if latex is None:
+            return _Row("unparsable", found)
+        references = tuple(gold.latex for gold in golds if gold.latex is not None and not gold.words)
+        evaluated = self._evaluated if self._evaluated is not None else numbers
+        if self._evaluated is not False and answers.operations(latex) - set().union(
+            *map(answers.operations, references)
+        ):
+            return _Row("wrong", found)
+        return _Row(answer=found, formulas=FormulaPair(references, latex, evaluated))
 
 
 @functools.lru_cache(maxsize=16384)
 def _gold(text: str) -> _Gold:
-    text = answers.gold_answer(text)
+    text = replies.gold_answer(text)
     number = parse_number(text)
     short = len(text) <= MAX_ANSWER_LENGTH
     normal = answers.normal_text(text) if short else ""
     words = short and answers.is_words(strip_markup(text))
-    return _Gold(text, answers.choice_of_gold(text[:100]), number, normal, words, answers.to_latex(text))
+    letter, value = replies.choice_of_gold(text[:100])
+    has_words = (
+        re.search(r"(?<!\\)\b[^\W\d_]{3,}", re.sub(r"\\(?:begin|end)\{\w+|\\[A-Za-z]+", " ", text[:200])) is not None
+    )
+    kind: Kind = "letter" if letter else "number" if number else "words" if words or has_words else "formula"
+    return _Gold(text, kind, letter, value, number, normal, words, answers.to_latex(text))

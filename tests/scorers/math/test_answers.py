@@ -2,8 +2,9 @@ import time
 
 import pytest
 
-from gym_rm.scorers.math.answers import STYLES, boxed, choice, choice_of_gold, extract, to_latex
+from gym_rm.scorers.math.answers import to_latex, value_side
 from gym_rm.scorers.math.numbers import parse_number, same_number
+from gym_rm.scorers.math.replies import STYLES, choice, choice_of_gold, extract
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_numbers_are_equal_as_documented(gold, found, equal):
     ],
 )
 def test_the_last_balanced_box_is_the_answer(reply, answer):
-    assert boxed(reply) == answer
+    assert extract(reply, "boxed") == answer
 
 
 def test_an_open_box_is_not_an_answer():
@@ -81,9 +82,11 @@ def test_an_open_box_is_not_an_answer():
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        ("\\boxed{1}\n#### 2\nAnswer: 3\nso 4", "1"),
-        ("#### 2\nAnswer: 3\nso 4", "2"),
+        ("\\boxed{1}\nAnswer: 2\n#### 3\nso 4", "3"),
+        ("#### 2\nAnswer: 3\n\\boxed{1}", "1"),
         ("Answer: 3\nso 4", "3"),
+        ("Answer: 3. Wait, it is 4.", "4"),
+        ("\\boxed{1}, \\boxed{2} and \\boxed{2}", "1, 2"),
         ("1 and then 4.", "4"),
         ("16 - 3 = 13\nA: 26", "26"),
         ("**Answer:** $1,000", "$1,000"),
@@ -105,13 +108,13 @@ def test_an_open_box_is_not_an_answer():
         ("La respuesta es 12", "12"),
         ("Die Antwort ist 3.5 Prozent", "3.5 Prozent"),
         ("答案是 42。", "42"),
-        ("so $y = \\frac{3}{4}$.", "\\frac{3}{4}"),
+        ("so $y = \\frac{3}{4}$.", "y = \\frac{3}{4}"),
         ("It costs 5 to 15%", "15%"),
         ("I do not know.", None),
         ("", None),
     ],
 )
-def test_auto_takes_the_first_style_that_the_reply_has(reply, answer):
+def test_auto_takes_what_is_stated_last_and_explicitly(reply, answer):
     assert extract(reply) == answer
 
 
@@ -154,7 +157,28 @@ def test_choices_are_found_in_sentences(reply, letter):
 
 
 def test_a_reference_may_be_a_letter():
-    assert [choice_of_gold(each) for each in ("C", "(C)", "\\text{(C)}", "c", "Cat", "4")] == [*"CCC", *[None] * 3]
+    golds = ("C", "(C)", "\\text{(C)}", "C.", "(C) 5", "\\textbf{(C)}\\ 5", "c", "Cat", "4")
+    assert [choice_of_gold(each)[0] for each in golds] == [*"CCCCCC", *[None] * 3]
+    assert [choice_of_gold(each)[1] for each in golds[4:6]] == ["5", "5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("x^2+y^2=4", "x^2+y^2=4"), ("2x=4", "2x=4"), ("x=4", "x = 4"), ("4=x", "x = 4"), ("AB = 4", "4")],
+        *[
+            ("3+1=4", "4"),
+            ("f(2) = 4", "4"),
+            ("m+n=4", "4"),
+            ("\\angle ABC = 4", "4"),
+            ("|AB|=4", "4"),
+            ("y=4, x=5", "y=4, x=5"),
+        ],
+        *[("\\frac{10}{3} \\approx 3.33", "\\frac{10}{3}"), ("x \\approx 3.33", "x = 3.33"), ("5", "5")],
+    ],
+)
+def test_an_equation_gives_the_value_of_a_quantity(text, value):
+    assert value_side(text, rounded=False) == value
 
 
 HOSTILE = [
@@ -167,7 +191,7 @@ HOSTILE = [
 
 def seconds(text, style):
     began = time.process_time()
-    found = extract(text, style, letter=style == "choice")
+    found = extract(text, style, kind="letter" if style == "choice" else "number")
     if found is not None:
         parse_number(found[:2000])
         to_latex(found[:2000])

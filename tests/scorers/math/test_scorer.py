@@ -15,6 +15,7 @@ import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox import SandboxError
 from gym_rm.scorers.math import formulas
+from gym_rm.scorers.math.numbers import parse_number
 from gym_rm.scorers.math.scorer import VERDICTS, MathScorer
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
@@ -99,7 +100,7 @@ def test_other_right_answers_may_be_in_the_metadata():
 def test_a_list_of_candidates_is_not_right():
     scorer = MathScorer()
     found = verdicts(scorer, ("B", box("B, A")), ("A", box("A\\text{ or }B")), ("B", "Answer: B or A"))
-    assert found == ["wrong", "wrong", "no_answer"]
+    assert found == ["no_answer"] * 3
     assert verdicts(scorer, ("B", "Answer: B, because A is odd"), ("D", "정답은 D입니다")) == ["right"] * 2
 
 
@@ -212,6 +213,42 @@ def test_answers_of_many_kinds_are_graded_as_the_grammar_says(scorer):
     assert wrong == []
 
 
+def test_replies_of_many_kinds_are_graded_as_the_grammar_says(scorer):
+    """A table of 1,200 whole replies: expressions, statements, boxes, corrections, languages, choices, values, ..."""
+    pairs, expected = [], []
+    for line in Path(__file__).with_name("reply_pairs.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        gold, *cells = line.replace("⏎", "\n").split(" ;; ")
+        pairs += [(gold, cell[1:]) for cell in cells]
+        expected += [float(cell[0] == "=") for cell in cells]
+    rewards = grade(scorer, *pairs).rewards.tolist()
+    wrong = [pair for pair, reward, should in zip(pairs, rewards, expected, strict=True) if reward != should]
+    assert len(pairs) > 1200
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("evaluated", "verdict"), [(None, "wrong"), (True, "wrong"), (False, "right")])
+def test_an_answer_is_a_value_unless_the_option_says_otherwise(evaluated, verdict):
+    pytest.importorskip("math_verify")
+    with contextlib.closing(MathScorer(num_workers=1, evaluated=evaluated)) as scorer:
+        pairs = [("31", box("\\min(91,31,49)")), ("31", box("15+16")), ("\\frac{1}{3}", box("\\int_0^1 x^2 dx"))]
+        assert verdicts(scorer, *pairs) == [verdict] * 3
+        assert verdicts(scorer, ("1024", box("2^{10}")), ("x+1", box("1+x"))) == ["right"] * 2
+
+
+NASTY = ("1-", "1,", "9^{", "((", "\\[", "\\boxed{", "answer is ", "5 more than ", "１", "1 and ", "42 mil ", " ", "$")
+
+
+@pytest.mark.parametrize("unit", NASTY)
+def test_a_reply_of_2000_characters_costs_this_process_little(unit, monkeypatch):
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(formulas.FormulaComparer, "compare", lambda self, pairs: [("wrong", None)] * len(pairs))
+    scorer, text = MathScorer(num_workers=1), unit * (2000 // len(unit))
+    grade(scorer, ("31", "42 apples"))  # reads the words of CLDR
+    began = time.process_time()
+    grade(scorer, ("31", text), ("31", box(text)), ("x+1", f"The answer is {text}"))
+    assert time.process_time() - began < 0.3
+
+
 def test_formulas_keep_what_changes_their_value(scorer):
     column = "\\begin{pmatrix}1\\\\2\\end{pmatrix}"
     pairs = [(column, box("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}")), ("120", box("5!")), ("ab", box("b \\cdot a"))]
@@ -276,7 +313,7 @@ SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1,
 @pytest.mark.slow
 def test_a_row_whose_process_is_killed_twice_is_named():
     before = descendants()
-    scorer = MathScorer(num_workers=1, timeout=30.0)
+    scorer = MathScorer(num_workers=1, timeout=30.0, evaluated=False)
     assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
     with killing(before), contextlib.suppress(SandboxError):  # no interpreter lives long enough
         assert "killed twice" in grade(scorer, SLOW).errors[0]
@@ -316,9 +353,14 @@ def test_a_forked_process_starts_sessions_of_its_own(scorer):
 def test_plain_rows_start_no_process_and_need_no_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     scorer = MathScorer()
-    assert verdicts(scorer, ("4", "4")) == ["right"]
-    with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
-        grade(scorer, ("x+1", box("1+x")))
+    monkeypatch.setattr("gym_rm.scorers.math.numbers.localedata", None)
+    monkeypatch.setattr("gym_rm.scorers.math.numbers._multipliers", dict)
+    parse_number.cache_clear()
+    assert verdicts(scorer, ("4", "4"), ("4", "It is 4 km."), ("4", "It is 5 books.")) == ["right", "right", "wrong"]
+    for pair in (("x+1", box("1+x")), ("4", "It is 4 mil.")):
+        with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
+            grade(scorer, pair)
+    parse_number.cache_clear()
 
 
 def test_copies_share_processes_and_pickles_keep_options():
