@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from gym_rm.scorers.judge.comparisons import (
 )
 from gym_rm.scorers.judge.options import JudgeOptions
 from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
-from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, aggregate, field_of, rubric_of_row
+from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, rubric_of_row, rubric_reward
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -185,13 +186,13 @@ class JudgeCall:
         replies: Sequence[Conversation],
         *,
         orders: Sequence[Order] | None = None,
-        criteria: tuple[Criterion, ...] = (),
+        criterion: Criterion | None = None,
     ) -> Case | None:
         """Add a case with its questions. Orders are those of every sample; None for a random one of each sample."""
         options = self._judging.options
         prompt = next((self._prompts[row] for each in rows for row in each), None)
         reference = prompt.answer if prompt is not None and options.reference else None
-        shown = Shown(before, tuple(tuple(each) for each in replies), prompt, reference, criteria)
+        shown = Shown(before, tuple(tuple(each) for each in replies), prompt, reference, criterion)
         case = Case(shown, tuple(rows))
         try:
             for sample in range(options.samples):
@@ -209,9 +210,7 @@ class JudgeCall:
 
     def _ask(self, shown: Shown, order: Order, sample: int) -> Ask:
         """Return a question; one that was asked already is the same object."""
-        placed = Shown(
-            shown.before, tuple(shown.replies[place] for place in order), shown.prompt, shown.reference, shown.criteria
-        )
+        placed = dataclasses.replace(shown, replies=tuple(shown.replies[place] for place in order))
         question = self._judging.questions.question(placed)
         seed = seed_of(question.messages, sample)
         return self._by_seed.setdefault(seed, Ask(question, seed))
@@ -273,9 +272,8 @@ class JudgeCall:
         except ConversationError as error:
             self._rows[row].error = str(error)
             return
-        together = [criteria] if judging.options.criteria == "together" else [(each,) for each in criteria]
-        for asked in together:
-            self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)], criteria=asked)
+        for each in criteria:
+            self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)], criterion=each)
 
     # --- scores --------------------------------------------------------------------------------------------------
 
@@ -302,17 +300,16 @@ class JudgeCall:
             )
 
     def _reward_rubric(self, number: int) -> None:
-        row, criteria, values = self._rows[number], list[Criterion](), list[float]()
+        row, weights, values = self._rows[number], list[float](), list[float]()
         for case, _ in row.cases:
-            criteria += case.shown.criteria
-            values += np.mean([ask.values or () for ask in case.asks], axis=0).tolist()
-        # Faults are negative, so that more of a component is better for every estimator of advantages.
-        row.components = {
-            each.component: 0.0 - value if each.weight < 0 else value
-            for each, value in zip(criteria, values, strict=True)
-        }
+            criterion = case.shown.criterion
+            assert criterion is not None
+            weights.append(criterion.weight)
+            values.append(float(np.mean([ask.values or () for ask in case.asks])))
+            # Faults are negative, so that more of a component is better for every estimator of advantages.
+            row.components[criterion.component] = 0.0 - values[-1] if criterion.weight < 0 else values[-1]
         try:
-            row.reward = aggregate(criteria, values, self._judging.options.aggregation)
+            row.reward = rubric_reward(weights, values)
         except ConversationError as error:
             row.error = str(error)
 

@@ -21,7 +21,7 @@ from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.generation.chat import ChatReply
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.judge.rubrics import Criterion
-from gym_rm.scorers.judge.verdicts import read_choice, read_criteria, read_score, read_scores
+from gym_rm.scorers.judge.verdicts import read_choice, read_criterion, read_score, read_scores
 from gym_rm.types import Conversation, Message, Prompt
 
 Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
@@ -72,14 +72,14 @@ class Shown:
         replies: for each reply, its messages after them; usually one.
         prompt: the data row, whose metadata a question can show.
         reference: a reference answer, or None.
-        criteria: the criteria of a rubric.
+        criterion: the criterion of a rubric, or None.
     """
 
     before: Conversation
     replies: tuple[Conversation, ...]
     prompt: Prompt | None = None
     reference: str | None = None
-    criteria: tuple[Criterion, ...] = ()
+    criterion: Criterion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Question:
 
     Attributes:
         messages: the conversation with the judge.
-        size: number of values of the verdict: one for each reply, or for each criterion.
+        size: number of values of the verdict: one for each reply.
         shown: what it is about.
         mark: the mark of its fences; empty if it has none.
     """
@@ -161,7 +161,7 @@ class FencedQuestions:
         beginning += tools
         texts = [text_of(message) for reply in shown.replies for message in reply]
         mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
-        size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
+        size, criterion = len(shown.replies), shown.criterion
         question = Question((), size, shown, mark)
         callable_tools = [_fence(mark, "tools that can be called", "\n".join(tools))] if tools else []
         written = {
@@ -170,10 +170,7 @@ class FencedQuestions:
             "verdict": self.again(question),
             "conversation": "\n\n".join([*callable_tools, _fence(mark, "conversation", _turns(shown.before, mark))]),
             "reference": "" if shown.reference is None else _fence(mark, "reference answer", shown.reference),
-            "criteria": "\n".join(
-                f"Criterion {number} ({', '.join(each.choices)}): {each.text}"
-                for number, each in enumerate(shown.criteria, start=1)
-            ),
+            "criteria": "" if criterion is None else f"Criterion 1 ({', '.join(criterion.choices)}): {criterion.text}",
             **{name: _fence(mark, name, value) for name, value in data.items()},
         }
         replies = [_reply(reply, mark) for reply in shown.replies]
@@ -206,7 +203,8 @@ class FencedQuestions:
             case "listwise":
                 return read_scores(reply.text, size=question.size, scale=self._scale, mark=mark)
             case _:
-                return read_criteria(reply.text, [each.choices for each in question.shown.criteria], mark=mark)
+                assert question.shown.criterion is not None
+                return read_criterion(reply.text, question.shown.criterion.choices, mark=mark)
 
     def again(self, question: Question) -> str:
         """Return what the judge is told about the form of its verdict."""

@@ -28,8 +28,6 @@ EFFECTIVE: dict[str, tuple[Mode, ...]] = {
     "both_orders": ("pairwise",),
     "min_comparisons": ("pairwise",),
     "list_size": ("listwise",),
-    "criteria": ("rubric",),
-    "aggregation": ("rubric",),
     "scale": ("score", "listwise"),
 }
 """Modes in which an option has an effect."""
@@ -129,7 +127,6 @@ class JudgeScorer(NeverCopied):
             case "listwise":
                 names += ["list_size"]
             case "rubric":
-                names += ["criteria", "aggregation"]
                 own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
         names += ["style"] if options.style is not None else []
         own |= {"relative": True} if self.relative else {}
