@@ -81,7 +81,6 @@ def _messages(ask: Ask, questions: Questions) -> list[Message]:
 
 
 def _take(ask: Ask, reply: ChatReply, questions: Questions) -> None:
-    """Read the verdict of an answer."""
     if reply.error is not None:
         ask.error = f"no answer of the judge: {reply.error}"
         return

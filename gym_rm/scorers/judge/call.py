@@ -26,7 +26,6 @@ from gym_rm.scorers.judge.comparisons import (
     judged,
     pairs_of,
     rows_by_ask,
-    shuffled,
 )
 from gym_rm.scorers.judge.options import JudgeOptions
 from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
@@ -138,7 +137,7 @@ class JudgeCall:
                 case "listwise":
                     (case, place), *_ = row.cases
                     found = judged(case, choices=False)
-                    row.reward = math.nan if found is None else float(found.values[:, place].mean())
+                    row.reward = math.nan if found is None else float(found[0][:, place].mean())
                     row.error = case.error if found is None else None
                 case _:
                     row.error = next((error for case, _ in row.cases if (error := case.error) is not None), None)
@@ -196,8 +195,8 @@ class JudgeCall:
         case = Case(shown, tuple(rows))
         try:
             for sample in range(options.samples):
-                seeds = () if orders else (_text(before), [_text(each) for each in replies], sample)
-                placed = orders or [shuffled(len(replies), seed_of(*seeds))]
+                seed = seed_of(_text(before), [_text(each) for each in replies], sample)
+                placed = orders or [tuple(np.random.default_rng(seed).permutation(len(replies)).tolist())]
                 case.samples.append([(order, self._ask(shown, order, sample)) for order in placed])
         except ConversationError as error:
             for row in {row for each in rows for row in each}:
@@ -282,7 +281,7 @@ class JudgeCall:
         values, given = [TIE], [self._ties.get(number, 0.0)]
         for case, place in row.cases:
             found = judged(case, choices=judging.choices)
-            values.append(math.nan if found is None else float(found.values[:, place].mean()))
+            values.append(math.nan if found is None else float(found[0][:, place].mean()))
             others = case.rows[1 - place]
             given.append(float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0)
         weights = np.where(np.isnan(values), 0.0, given)
@@ -333,9 +332,9 @@ class JudgeCall:
                 spreads, consistent = [0.0] * bool(self._ties.get(number)), [1.0] * bool(self._ties.get(number))
                 for case, place in row.cases:
                     if (found := judged(case, choices=judging.choices)) is not None:
-                        values = found.values[:, place] if judging.mode != "rubric" else found.values
-                        spreads.append(float(np.mean(values.std(axis=0))))
-                        consistent += [found.consistent] if math.isfinite(found.consistent) else []
+                        values, same = found
+                        spreads.append(float(values[:, place].std()))
+                        consistent += [same] if math.isfinite(same) else []
                 numbers["disagreement"][number] = float(np.mean(spreads))
                 if judging.mode == "pairwise":
                     numbers["position_consistent"][number] = float(np.mean(consistent)) if consistent else math.nan
