@@ -16,7 +16,7 @@ from gym_rm.errors import ConversationError, warn_once
 from gym_rm.generation.chat import seed_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
-from gym_rm.scorers.judge.asking import Ask
+from gym_rm.scorers.judge.asking import Ask, Questions
 from gym_rm.scorers.judge.comparisons import (
     BOTH_ORDERS,
     IN_ORDER,
@@ -28,7 +28,7 @@ from gym_rm.scorers.judge.comparisons import (
     rows_by_ask,
 )
 from gym_rm.scorers.judge.options import JudgeOptions
-from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
+from gym_rm.scorers.judge.prompts import Mode, Shown
 from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, rubric_of_row, rubric_reward
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.engine.text.messages import extra_fields
 from gym_rm.engine.text.tool_calls import calls_of, renumber
@@ -99,23 +99,6 @@ class Question:
     mark: str = ""
 
 
-class Questions(Protocol):
-    """A way to ask a judge, and to read its answers."""
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of everything that it writes."""
-
-    def question(self, shown: Shown) -> Question:
-        """Return the question. Raises ConversationError if the row lacks what the question shows."""
-
-    def read(self, reply: ChatReply, question: Question) -> tuple[float, ...]:
-        """Return the values of an answer. Raises NoVerdict if it has none, or no clear one."""
-
-    def again(self, question: Question) -> str | None:
-        """Return what is said after an answer without a verdict; None to ask the same again."""
-
-
 class FencedQuestions:
     """Questions of ours, for any chat model.
 
@@ -173,18 +156,18 @@ class FencedQuestions:
             "criteria": "" if criterion is None else f"Criterion 1 ({', '.join(criterion.choices)}): {criterion.text}",
             **{name: _fence(mark, name, value) for name, value in data.items()},
         }
-        replies = [_reply(reply, mark) for reply in shown.replies]
+        said = [_said(each[0], mark) if len(each) == 1 else _turns(each, mark) for each in shown.replies]
         match self._mode:
             case "pairwise":
                 written |= {
                     f"reply_{letter.lower()}": _fence(mark, f"reply {letter}", reply)
-                    for letter, reply in zip("AB", replies, strict=True)
+                    for letter, reply in zip("AB", said, strict=True)
                 }
             case "listwise":
-                fences = [_fence(mark, f"reply {number}", reply) for number, reply in enumerate(replies, start=1)]
+                fences = [_fence(mark, f"reply {number}", reply) for number, reply in enumerate(said, start=1)]
                 written["replies"] = "\n\n".join(fences)
             case _:
-                written["reply"] = _fence(mark, "reply to grade", replies[0])
+                written["reply"] = _fence(mark, "reply to grade", said[0])
         # One pass, so that a field's name in a judged text is not filled in.
         layout = self._layout.replace("{reference}\n\n", "") if shown.reference is None else self._layout
         content = FIELD.sub(lambda match: written[match[1]], layout)
@@ -253,10 +236,6 @@ def _said(message: Message, mark: str) -> str:
     rest = text_of({name: value for name, value in message.items() if name not in hidden})
     calls = [f"[{mark} calls {_json(name)}]\n{_json(arguments)}" for name, arguments in calls_of(message)]
     return "\n".join([rest, *calls] if rest else calls)
-
-
-def _reply(messages: Conversation, mark: str) -> str:
-    return _said(messages[0], mark) if len(messages) == 1 else _turns(messages, mark)
 
 
 def _json(value: Any) -> str:
