@@ -44,14 +44,10 @@ class ReferenceScorer(NeverCopied):
         names = ("prompt", "reference", "reply")
         return "".join(f"{{% set {name} = messages[{k}].content %}}" for k, name in enumerate(names)) + text
 
-    def __repr__(self) -> str:
-        return f"ReferenceScorer({self.scorer!r})"
-
     @property
-    def provenance(self) -> Provenance | None:
+    def provenance(self) -> Provenance:
         """That of the model."""
-        made: Provenance | None = getattr(self.scorer, "provenance", None)
-        return made and dataclasses.replace(made, scorer=type(self).__name__)
+        return dataclasses.replace(self.scorer.provenance, scorer="ReferenceScorer")  # type: ignore[attr-defined,no-any-return]
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.
@@ -74,7 +70,7 @@ class ReferenceScorer(NeverCopied):
 
     def close(self) -> None:
         """Release the model."""
-        getattr(self.scorer, "close", lambda: None)()
+        self.scorer.close()  # type: ignore[attr-defined]
 
 
 def _messages(conversation: Conversation, prompt: Prompt | None) -> list[Message]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gym_rm.generation.chat import ChatModel, ChatReply, check_replies
-from gym_rm.scorers.judge.prompts import Question, Questions
+from gym_rm.scorers.judge.prompts import FencedQuestions, Question
+from gym_rm.scorers.judge.styles import StyleQuestions
 from gym_rm.scorers.judge.verdicts import NoVerdict
 from gym_rm.types import Message
+
+Questions: TypeAlias = FencedQuestions | StyleQuestions
+"""How a judge is asked, and how its answers are read."""
 
 AGAIN = "Your answer had no verdict that can be read. Leave out your reasons. "
 UNASKED = "it was not asked"
@@ -81,7 +86,6 @@ def _messages(ask: Ask, questions: Questions) -> list[Message]:
 
 
 def _take(ask: Ask, reply: ChatReply, questions: Questions) -> None:
-    """Read the verdict of an answer."""
     if reply.error is not None:
         ask.error = f"no answer of the judge: {reply.error}"
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from gym_rm.errors import ConversationError, warn_once
 from gym_rm.generation.chat import seed_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
-from gym_rm.scorers.judge.asking import Ask
+from gym_rm.scorers.judge.asking import Ask, Questions
 from gym_rm.scorers.judge.comparisons import (
     BOTH_ORDERS,
     IN_ORDER,
@@ -25,11 +26,10 @@ from gym_rm.scorers.judge.comparisons import (
     judged,
     pairs_of,
     rows_by_ask,
-    shuffled,
 )
 from gym_rm.scorers.judge.options import JudgeOptions
-from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
-from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, aggregate, field_of, rubric_of_row
+from gym_rm.scorers.judge.prompts import Mode, Shown
+from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, rubric_of_row, rubric_reward
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -137,7 +137,7 @@ class JudgeCall:
                 case "listwise":
                     (case, place), *_ = row.cases
                     found = judged(case, choices=False)
-                    row.reward = math.nan if found is None else float(found.values[:, place].mean())
+                    row.reward = math.nan if found is None else float(found[0][:, place].mean())
                     row.error = case.error if found is None else None
                 case _:
                     row.error = next((error for case, _ in row.cases if (error := case.error) is not None), None)
@@ -185,18 +185,18 @@ class JudgeCall:
         replies: Sequence[Conversation],
         *,
         orders: Sequence[Order] | None = None,
-        criteria: tuple[Criterion, ...] = (),
+        criterion: Criterion | None = None,
     ) -> Case | None:
         """Add a case with its questions. Orders are those of every sample; None for a random one of each sample."""
         options = self._judging.options
         prompt = next((self._prompts[row] for each in rows for row in each), None)
         reference = prompt.answer if prompt is not None and options.reference else None
-        shown = Shown(before, tuple(tuple(each) for each in replies), prompt, reference, criteria)
+        shown = Shown(before, tuple(tuple(each) for each in replies), prompt, reference, criterion)
         case = Case(shown, tuple(rows))
         try:
             for sample in range(options.samples):
-                seeds = () if orders else (_text(before), [_text(each) for each in replies], sample)
-                placed = orders or [shuffled(len(replies), seed_of(*seeds))]
+                seed = seed_of(_text(before), [_text(each) for each in replies], sample)
+                placed = orders or [tuple(np.random.default_rng(seed).permutation(len(replies)).tolist())]
                 case.samples.append([(order, self._ask(shown, order, sample)) for order in placed])
         except ConversationError as error:
             for row in {row for each in rows for row in each}:
@@ -209,9 +209,7 @@ class JudgeCall:
 
     def _ask(self, shown: Shown, order: Order, sample: int) -> Ask:
         """Return a question; one that was asked already is the same object."""
-        placed = Shown(
-            shown.before, tuple(shown.replies[place] for place in order), shown.prompt, shown.reference, shown.criteria
-        )
+        placed = dataclasses.replace(shown, replies=tuple(shown.replies[place] for place in order))
         question = self._judging.questions.question(placed)
         seed = seed_of(question.messages, sample)
         return self._by_seed.setdefault(seed, Ask(question, seed))
@@ -273,9 +271,8 @@ class JudgeCall:
         except ConversationError as error:
             self._rows[row].error = str(error)
             return
-        together = [criteria] if judging.options.criteria == "together" else [(each,) for each in criteria]
-        for asked in together:
-            self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)], criteria=asked)
+        for each in criteria:
+            self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)], criterion=each)
 
     # --- scores --------------------------------------------------------------------------------------------------
 
@@ -284,7 +281,7 @@ class JudgeCall:
         values, given = [TIE], [self._ties.get(number, 0.0)]
         for case, place in row.cases:
             found = judged(case, choices=judging.choices)
-            values.append(math.nan if found is None else float(found.values[:, place].mean()))
+            values.append(math.nan if found is None else float(found[0][:, place].mean()))
             others = case.rows[1 - place]
             given.append(float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0)
         weights = np.where(np.isnan(values), 0.0, given)
@@ -302,17 +299,16 @@ class JudgeCall:
             )
 
     def _reward_rubric(self, number: int) -> None:
-        row, criteria, values = self._rows[number], list[Criterion](), list[float]()
+        row, weights, values = self._rows[number], list[float](), list[float]()
         for case, _ in row.cases:
-            criteria += case.shown.criteria
-            values += np.mean([ask.values or () for ask in case.asks], axis=0).tolist()
-        # Faults are negative, so that more of a component is better for every estimator of advantages.
-        row.components = {
-            each.component: 0.0 - value if each.weight < 0 else value
-            for each, value in zip(criteria, values, strict=True)
-        }
+            criterion = case.shown.criterion
+            assert criterion is not None
+            weights.append(criterion.weight)
+            values.append(float(np.mean([ask.values or () for ask in case.asks])))
+            # Faults are negative, so that more of a component is better for every estimator of advantages.
+            row.components[criterion.component] = 0.0 - values[-1] if criterion.weight < 0 else values[-1]
         try:
-            row.reward = aggregate(criteria, values, self._judging.options.aggregation)
+            row.reward = rubric_reward(weights, values)
         except ConversationError as error:
             row.error = str(error)
 
@@ -336,9 +332,9 @@ class JudgeCall:
                 spreads, consistent = [0.0] * bool(self._ties.get(number)), [1.0] * bool(self._ties.get(number))
                 for case, place in row.cases:
                     if (found := judged(case, choices=judging.choices)) is not None:
-                        values = found.values[:, place] if judging.mode != "rubric" else found.values
-                        spreads.append(float(np.mean(values.std(axis=0))))
-                        consistent += [found.consistent] if math.isfinite(found.consistent) else []
+                        values, same = found
+                        spreads.append(float(values[:, place].std()))
+                        consistent += [same] if math.isfinite(same) else []
                 numbers["disagreement"][number] = float(np.mean(spreads))
                 if judging.mode == "pairwise":
                     numbers["position_consistent"][number] = float(np.mean(consistent)) if consistent else math.nan

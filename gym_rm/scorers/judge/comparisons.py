@@ -55,21 +55,11 @@ class Case:
         return next((ask.error for ask in self.asks if ask.error is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdicts of a case.
-
-    Attributes:
-        values: `[S, K]`, value of each of K replies in each sample that is complete.
-        consistent: share of the samples whose verdict is the same in both orders; NaN with one order.
-    """
-
-    values: Array
-    consistent: float = float("nan")
-
-
-def judged(case: Case, *, choices: bool) -> Judged | None:
+def judged(case: Case, *, choices: bool) -> tuple[Array, float] | None:
     """Return the verdicts of a case; None if no sample has all of its verdicts.
+
+    They are the values `[S, K]` of each of K replies in each sample that is complete, and the share of the samples
+    whose verdict is the same in both orders, NaN with one order.
 
     Args:
         case: the case, whose questions were asked.
@@ -90,7 +80,7 @@ def judged(case: Case, *, choices: bool) -> Judged | None:
         values.append(np.full(placed.shape[1], 0.5) if choices and same and not same[-1] else placed.mean(axis=0))
     if not values:
         return None
-    return Judged(np.array(values), float(np.mean(same)) if same else float("nan"))
+    return np.array(values), float(np.mean(same)) if same else float("nan")
 
 
 def pairs_of(how: Comparisons, size: int) -> list[tuple[int, int]]:
@@ -98,11 +88,6 @@ def pairs_of(how: Comparisons, size: int) -> list[tuple[int, int]]:
     if how == "circular":
         return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
     return list(itertools.combinations(range(size), 2))
-
-
-def shuffled(size: int, seed: int) -> Order:
-    """Return an order of replies that depends on the seed alone."""
-    return tuple(np.random.default_rng(seed).permutation(size).tolist())
 
 
 def rows_by_ask(cases: Sequence[Case]) -> Mapping[int, tuple[Ask, set[int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 
@@ -10,7 +10,6 @@ from gym_rm.config import Finite, Flag, NonNegativeInt, PositiveInt
 from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.scorers.judge.comparisons import Comparisons
 from gym_rm.scorers.judge.prompts import Mode
-from gym_rm.scorers.judge.rubrics import Aggregation
 
 
 class JudgeOptions(JudgedOptions):
@@ -41,11 +40,6 @@ class JudgeOptions(JudgedOptions):
     with one order every reply needs both, because a judge can prefer a place."""
     list_size: PositiveInt = 16
     """Most different replies in a question of `listwise`; the rows of a longer group are errors."""
-    criteria: Literal["each", "together"] = "each"
-    """Whether each criterion is a question of its own, or all of a reply are one question, which costs less."""
-    aggregation: Aggregation = "positive"
-    """Reward of a rubric with weights w and values v: `positive` is `sum(w v) / sum of the positive w`, `absolute` is
-    `sum(w v) / sum |w|`, `sum` is `sum(w v)`."""
     principle: str | None = None
     """What a style judges by, if it takes a principle; the field `principle` of a data row comes first."""
     reference: Flag = True

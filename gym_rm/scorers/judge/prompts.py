@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.engine.text.messages import extra_fields
 from gym_rm.engine.text.tool_calls import calls_of, renumber
@@ -21,7 +21,7 @@ from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.generation.chat import ChatReply
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.judge.rubrics import Criterion
-from gym_rm.scorers.judge.verdicts import read_choice, read_criteria, read_score, read_scores
+from gym_rm.scorers.judge.verdicts import read_choice, read_criterion, read_score, read_scores
 from gym_rm.types import Conversation, Message, Prompt
 
 Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
@@ -72,14 +72,14 @@ class Shown:
         replies: for each reply, its messages after them; usually one.
         prompt: the data row, whose metadata a question can show.
         reference: a reference answer, or None.
-        criteria: the criteria of a rubric.
+        criterion: the criterion of a rubric, or None.
     """
 
     before: Conversation
     replies: tuple[Conversation, ...]
     prompt: Prompt | None = None
     reference: str | None = None
-    criteria: tuple[Criterion, ...] = ()
+    criterion: Criterion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Question:
 
     Attributes:
         messages: the conversation with the judge.
-        size: number of values of the verdict: one for each reply, or for each criterion.
+        size: number of values of the verdict: one for each reply.
         shown: what it is about.
         mark: the mark of its fences; empty if it has none.
     """
@@ -97,23 +97,6 @@ class Question:
     size: int
     shown: Shown
     mark: str = ""
-
-
-class Questions(Protocol):
-    """A way to ask a judge, and to read its answers."""
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of everything that it writes."""
-
-    def question(self, shown: Shown) -> Question:
-        """Return the question. Raises ConversationError if the row lacks what the question shows."""
-
-    def read(self, reply: ChatReply, question: Question) -> tuple[float, ...]:
-        """Return the values of an answer. Raises NoVerdict if it has none, or no clear one."""
-
-    def again(self, question: Question) -> str | None:
-        """Return what is said after an answer without a verdict; None to ask the same again."""
 
 
 class FencedQuestions:
@@ -161,7 +144,7 @@ class FencedQuestions:
         beginning += tools
         texts = [text_of(message) for reply in shown.replies for message in reply]
         mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
-        size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
+        size, criterion = len(shown.replies), shown.criterion
         question = Question((), size, shown, mark)
         callable_tools = [_fence(mark, "tools that can be called", "\n".join(tools))] if tools else []
         written = {
@@ -170,24 +153,21 @@ class FencedQuestions:
             "verdict": self.again(question),
             "conversation": "\n\n".join([*callable_tools, _fence(mark, "conversation", _turns(shown.before, mark))]),
             "reference": "" if shown.reference is None else _fence(mark, "reference answer", shown.reference),
-            "criteria": "\n".join(
-                f"Criterion {number} ({', '.join(each.choices)}): {each.text}"
-                for number, each in enumerate(shown.criteria, start=1)
-            ),
+            "criteria": "" if criterion is None else f"Criterion 1 ({', '.join(criterion.choices)}): {criterion.text}",
             **{name: _fence(mark, name, value) for name, value in data.items()},
         }
-        replies = [_reply(reply, mark) for reply in shown.replies]
+        said = [_said(each[0], mark) if len(each) == 1 else _turns(each, mark) for each in shown.replies]
         match self._mode:
             case "pairwise":
                 written |= {
                     f"reply_{letter.lower()}": _fence(mark, f"reply {letter}", reply)
-                    for letter, reply in zip("AB", replies, strict=True)
+                    for letter, reply in zip("AB", said, strict=True)
                 }
             case "listwise":
-                fences = [_fence(mark, f"reply {number}", reply) for number, reply in enumerate(replies, start=1)]
+                fences = [_fence(mark, f"reply {number}", reply) for number, reply in enumerate(said, start=1)]
                 written["replies"] = "\n\n".join(fences)
             case _:
-                written["reply"] = _fence(mark, "reply to grade", replies[0])
+                written["reply"] = _fence(mark, "reply to grade", said[0])
         # One pass, so that a field's name in a judged text is not filled in.
         layout = self._layout.replace("{reference}\n\n", "") if shown.reference is None else self._layout
         content = FIELD.sub(lambda match: written[match[1]], layout)
@@ -206,7 +186,8 @@ class FencedQuestions:
             case "listwise":
                 return read_scores(reply.text, size=question.size, scale=self._scale, mark=mark)
             case _:
-                return read_criteria(reply.text, [each.choices for each in question.shown.criteria], mark=mark)
+                assert question.shown.criterion is not None
+                return read_criterion(reply.text, question.shown.criterion.choices, mark=mark)
 
     def again(self, question: Question) -> str:
         """Return what the judge is told about the form of its verdict."""
@@ -255,10 +236,6 @@ def _said(message: Message, mark: str) -> str:
     rest = text_of({name: value for name, value in message.items() if name not in hidden})
     calls = [f"[{mark} calls {_json(name)}]\n{_json(arguments)}" for name, arguments in calls_of(message)]
     return "\n".join([rest, *calls] if rest else calls)
-
-
-def _reply(messages: Conversation, mark: str) -> str:
-    return _said(messages[0], mark) if len(messages) == 1 else _turns(messages, mark)
 
 
 def _json(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 import pydantic
 
@@ -14,7 +14,6 @@ from gym_rm.config import Config, Finite, parse_settings
 from gym_rm.errors import ConfigError, ConversationError, nearest
 from gym_rm.types import Prompt
 
-Aggregation: TypeAlias = Literal["positive", "absolute", "sum"]
 NAME_LENGTH = 60
 # Names of the fields in the data sets of HealthBench, open-instruct and verifiers.
 TEXT_FIELDS = ("criterion", "text", "description", "rubric_item")
@@ -116,20 +115,15 @@ def field_of(prompt: Prompt | None, name: str) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def aggregate(criteria: Sequence[Criterion], values: Sequence[float], how: Aggregation) -> float:
-    """Return the reward of values v in [0, 1] of criteria with the weights w.
+def rubric_reward(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Return `sum(w v) / sum of the positive w` of weights w and values v in [0, 1].
 
-    `positive`: `sum(w v) / sum of the positive w`, at most 1, and below 0 if faults outweigh (HealthBench,
-    arXiv 2505.08775, section 3). `absolute`: `sum(w v) / sum |w|` (open-instruct). `sum`: `sum(w v)`.
+    It is at most 1, and below 0 if faults outweigh: HealthBench, arXiv 2505.08775, section 3.
 
     Raises:
-        ConversationError: what divides is 0.
+        ConversationError: no weight is positive.
     """
-    weights = [each.weight for each in criteria]
-    total = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
-    if how == "sum":
-        return total
-    divisor = math.fsum(abs(weight) for weight in weights if weight > 0 or how == "absolute")
+    divisor = math.fsum(weight for weight in weights if weight > 0)
     if not divisor:
-        raise ConversationError(f"no weight of the rubric is {'positive' if how == 'positive' else 'above 0'}")
-    return total / divisor
+        raise ConversationError("no weight of the rubric is positive")
+    return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / divisor

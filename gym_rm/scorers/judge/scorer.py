@@ -28,8 +28,6 @@ EFFECTIVE: dict[str, tuple[Mode, ...]] = {
     "both_orders": ("pairwise",),
     "min_comparisons": ("pairwise",),
     "list_size": ("listwise",),
-    "criteria": ("rubric",),
-    "aggregation": ("rubric",),
     "scale": ("score", "listwise"),
 }
 """Modes in which an option has an effect."""
@@ -119,21 +117,15 @@ class JudgeScorer(NeverCopied):
         judging, options = self._judging, self.options
         own: dict[str, Any] = {"mode": judging.mode, "rubric": judging.questions.digest}
         own |= options.settings
-        names = ["reference", "samples"]
-        if options.style is None:
-            own |= {"scale": list(options.scale or SCALE), "marked": options.marked}
-        match judging.mode:
-            case "pairwise":
-                own |= {"comparisons": judging.comparisons, "orders": len(judging.orders)}
-                names += ["min_comparisons"]
-            case "listwise":
-                names += ["list_size"]
-            case "rubric":
-                names += ["criteria", "aggregation"]
-                own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
-        names += ["style"] if options.style is not None else []
-        own |= {"relative": True} if self.relative else {}
+        names = ["reference", "samples", "marked" if options.style is None else "style"]
+        names += [name for name in ("min_comparisons", "list_size") if judging.mode in EFFECTIVE[name]]
         own |= {name: to_plain(getattr(options, name)) for name in names}
+        own |= {"scale": list(options.scale or SCALE)} if options.style is None else {}
+        own |= {"relative": True} if self.relative else {}
+        if judging.mode == "pairwise":
+            own |= {"comparisons": judging.comparisons, "orders": len(judging.orders)}
+        elif judging.mode == "rubric":
+            own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 
     @property

@@ -185,7 +185,7 @@ def _patterns() -> dict[str, list[str]]:
 
 
 class StyleQuestions:
-    """The questions of a style; see `Questions`.
+    """The questions of a style.
 
     Args:
         style: the style.
@@ -198,7 +198,7 @@ class StyleQuestions:
         self.style, self._mode = style, style.modes[mode]  # type: ignore[index]
         self._rubric, self._principle = rubric, principle
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        environment.filters["json"] = _to_json
+        environment.filters["json"] = functools.partial(json.dumps, ensure_ascii=False)
         try:
             self._templates: list[Template | None] = [
                 None if isinstance(each, str) else environment.from_string(each.content) for each in self._mode.messages
@@ -250,12 +250,9 @@ class StyleQuestions:
         """Return the values of an answer. Raises NoVerdict if it has none, or no clear one."""
         return read_verdict(reply, self._mode.verdict, size=question.size, scale=self._mode.scale)
 
-    def again(self, question: Question) -> None:
-        """Ask the same again: these models were not trained on a second question."""
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+    def again(self, question: Question) -> str | None:
+        """Return None, to ask the same again: these models were not trained on a second question."""
+        return None
 
 
 def _text(messages: Conversation) -> str:

@@ -8,6 +8,7 @@ different values are none either, unless only the last one is called final. Ever
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -162,29 +163,29 @@ def read_scores(text: str, *, size: int, scale: tuple[float, float], mark: str |
     Raises:
         NoVerdict: as in `read_score`, or a reply has no score.
     """
-    return _read_numbered(text, "scores", size, mark, lambda value, _: number_on(scale, value))
+    return _read_numbered(text, "scores", size, mark, functools.partial(number_on, scale))
 
 
-def read_criteria(text: str, choices: Sequence[Sequence[str]], *, mark: str | None) -> tuple[float, ...]:
-    """Return the values in [0, 1] of a judge's answers to criteria, `Verdicts: {"1": "yes", "2": "no"}`.
+def read_criterion(text: str, choices: Sequence[str], *, mark: str | None) -> tuple[float, ...]:
+    """Return the value in [0, 1] of a judge's answer to a criterion, `Verdicts: {"1": "yes"}`.
 
     Args:
         text: the answer without the judge's reasoning.
-        choices: for each criterion, the possible answers from worst to best.
+        choices: the possible answers from worst to best.
         mark: see `read_score`.
 
     Raises:
-        NoVerdict: as in `read_score`, or a criterion has no answer, or another one.
+        NoVerdict: as in `read_score`, or there is another answer.
     """
+    known = [each.strip().casefold() for each in choices]
 
-    def value(said: Any, number: int) -> float:
-        known = [each.strip().casefold() for each in choices[number]]
+    def value(said: Any) -> float:
         spelled = ("yes" if said else "no") if isinstance(said, bool) else str(said).strip().rstrip(".").casefold()
         if spelled not in known:
-            raise NoVerdict(f"the verdict {said!r:.40} on criterion {number + 1} is none of {list(choices[number])}")
+            raise NoVerdict(f"the verdict {said!r:.40} on the criterion is none of {list(choices)}")
         return known.index(spelled) / (len(known) - 1)
 
-    return _read_numbered(text, "verdicts", len(choices), mark, value)
+    return _read_numbered(text, "verdicts", 1, mark, value)
 
 
 def number_on(scale: tuple[float, float], value: Any) -> float:
@@ -211,7 +212,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_numbered(
-    text: str, name: str, size: int, mark: str | None, value: Callable[[Any, int], float]
+    text: str, name: str, size: int, mark: str | None, value: Callable[[Any], float]
 ) -> tuple[float, ...]:
     numbers = [str(number + 1) for number in range(size)]
 
@@ -219,7 +220,7 @@ def _read_numbered(
         said, end = object_at(match.string, match.end())
         if set(said) != set(numbers):
             raise NoVerdict(f'expected {name} of "1" to "{size}", each once, got those of {list(said)}')
-        return tuple(value(said[number], place) for place, number in enumerate(numbers)), end
+        return tuple(value(said[number]) for number in numbers), end
 
     opener = rf"{_named(name, mark is not None)}[\s*_`]*+(?:json\s*+)?(?=\{{)"
     return read_last(text, opener, read, mark=mark)

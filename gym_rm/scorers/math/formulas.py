@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
-import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class FormulaPair:
     evaluated: bool = False
 
 
+_Idle = deque[tuple[SandboxSession, int]]  # sessions, and how many rows each may still compare; safe among threads
 Verdict: TypeAlias = tuple[str | None, str | None]
 """`right`, `wrong`, `unparsable` or `timeout`, or why there is no verdict."""
 
@@ -54,8 +56,7 @@ class FormulaComparer:
             packages=("math_verify",),
         )
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[tuple[SandboxSession, int]] = []  # with the number of rows that it may still compare
+        self._idle = _Idle()
 
     def close(self) -> None:
         """End all processes."""
@@ -66,7 +67,7 @@ class FormulaComparer:
     def compare(self, pairs: Sequence[FormulaPair]) -> list[Verdict]:
         """Return one verdict per row."""
         if self._owner != os.getpid():  # after a fork; the sessions belong to the parent
-            self._idle, self._owner, self._lock = [], os.getpid(), threading.Lock()
+            self._idle, self._owner = _Idle(), os.getpid()
         return self._sandbox.map(self._compare, pairs)
 
     def _compare(self, pair: FormulaPair) -> Verdict:
@@ -75,8 +76,7 @@ class FormulaComparer:
             session, rows = self._take()
             verdict = self._compare_in(session, pair)
             if session.alive and rows > 1:
-                with self._lock:
-                    self._idle.append((session, rows - 1))
+                self._idle.append((session, rows - 1))
             else:
                 session.close()
             if verdict is not None:
@@ -106,9 +106,8 @@ class FormulaComparer:
 
     def _take(self) -> tuple[SandboxSession, int]:
         """Return a session, and how many rows it may compare."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
         session = self._sandbox.session()
         reply = session.execute(PROGRAM.read_text(), main=False)
         if reply.status not in ("ok", "killed"):

@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from gym_rm.checks import finite
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import name_of
@@ -22,7 +20,7 @@ from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, par
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied, check_rows
 from gym_rm.scorers.remote.options import ConnectionOptions
-from gym_rm.scorers.remote.protocols import to_json
+from gym_rm.scorers.remote.protocols import failed_row, to_json
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
@@ -76,7 +74,6 @@ class NemoGymScorer(NeverCopied):
         return await self._client.all_of([self._verify(*row, deadline) for row in rows])
 
     async def _verify(self, conversation: Conversation, prompt: Prompt | None, deadline: float) -> Scores:
-        """Return the score of one conversation."""
         try:
             row, response = _row_of(check_conversation(conversation), prompt)
             cookies: dict[str, str] = {}
@@ -87,7 +84,7 @@ class NemoGymScorer(NeverCopied):
         except NoSuchRoute as error:
             raise ConfigError(f"{self.url} is no resources server with /seed_session and /verify: {error}") from error
         except (ConversationError, RemoteError, Refused) as error:
-            return _failed(f"the server refused the row: {error}" if isinstance(error, Refused) else str(error))
+            return failed_row(f"the server refused the row: {error}" if isinstance(error, Refused) else str(error))
 
 
 def _row_of(conversation: Conversation, prompt: Prompt | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,17 +101,12 @@ def _row_of(conversation: Conversation, prompt: Prompt | None) -> tuple[dict[str
     return row, {**fixed, "output": items_of_messages(conversation[len(prompt.messages) :])}
 
 
-def _failed(error: str) -> Scores:
-    return Scores.from_rewards([np.nan], errors=[error])
-
-
 def _read_row(body: bytes) -> Scores:
-    """Return the score in a reply to `/verify`."""
     reply = parse_body(body)
     if not isinstance(reply, Mapping):
         raise InvalidReply(f"the reply must be an object, got {reply!r:.80}")
     if (failure := reply.get("_ng_failure_class")) is not None:
-        return _failed(f"the server could not verify it: {failure}: {reply.get('_ng_failure_judge_error')}")
+        return failed_row(f"the server could not verify it: {failure}: {reply.get('_ng_failure_judge_error')}")
     try:
         parts = dict(reply.get("reward_components") or {})
         components = {name: [finite(f"reward_components[{name!r}]", value)] for name, value in parts.items()}

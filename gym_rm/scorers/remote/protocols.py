@@ -187,6 +187,11 @@ def read_models(reply: Any) -> Served:
     return Served("vllm", Provenance(owner, model))
 
 
+def failed_row(error: str) -> Scores:
+    """Return the scores of one row that has an error instead of a reward."""
+    return Scores.from_rewards([np.nan], errors=[error])
+
+
 def to_json(value: Any) -> bytes:
     """Return a value as JSON in UTF-8.
 

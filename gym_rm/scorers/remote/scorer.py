@@ -26,6 +26,7 @@ from gym_rm.scorers.remote.protocols import (
     Served,
     Turns,
     VLLMProtocol,
+    failed_row,
     pack,
     read_info,
     read_models,
@@ -246,9 +247,9 @@ class RemoteScorer(NeverCopied):
         wanted: list[tuple[int, Row]] = []
         for row, encoded in enumerate(rows):
             if isinstance(encoded, ConversationError):
-                failed.append(([row], _failed(str(encoded))))
+                failed.append(([row], failed_row(str(encoded))))
             elif (size := sum(map(len, encoded))) > limit:
-                failed.append(([row], _failed(f"the conversation has {size} bytes, the server accepts {limit}")))
+                failed.append(([row], failed_row(f"the conversation has {size} bytes, the server accepts {limit}")))
             else:
                 wanted.append((row, encoded))
         deadline = self._deadline()
@@ -290,7 +291,7 @@ class RemoteScorer(NeverCopied):
             except Refused as refused:  # the halves are sent, to find the invalid row
                 if len(chunk) == 1 or self.relative:
                     reason = f"the server refused the conversation: {refused.reason}"
-                    return [([number], _failed(reason)) for number in numbers]
+                    return [([number], failed_row(reason)) for number in numbers]
                 middle = len(chunk) // 2
                 first, second = await self._client.all_of([request(chunk[:middle]), request(chunk[middle:])])
                 return first + second
@@ -331,10 +332,6 @@ def check_rewards(url: str, rewards: Sequence[float], known: Sequence[tuple[Conv
                 f"conversation that ends with {str(conversation[-1]['content'])[-60:]!r}. It may apply an activation, "
                 "or something between changes conversations or rewards, or another server is at this URL."
             )
-
-
-def _failed(error: str) -> Scores:
-    return Scores.from_rewards([np.nan], errors=[error])
 
 
 def _in_order(parts: Sequence[ScoredRows]) -> Scores:

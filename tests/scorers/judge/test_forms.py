@@ -12,7 +12,7 @@ from gym_rm.config import parse_settings
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorers.judge.forms import VerdictForm, read_verdict, tiebroken
 from gym_rm.scorers.judge.styles import Style
-from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_criteria, read_score, read_scores
+from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_criterion, read_score, read_scores
 
 CHOICE = {"form": "last", "pattern": r"\[\[([AB])\]\]", "values": {"A": 1, "B": 0}}
 POINTS = {"form": "last", "pattern": r"\[RESULT\] ([0-9])"}
@@ -221,16 +221,16 @@ def test_a_box_of_something_else_is_no_score(text):
         read_verdict(reply, VerdictForm(form="boxed"), size=1, scale=(1, 5))
 
 
-@pytest.mark.parametrize("answer", ['{"1": true, "2": "No."}', '{"2": "no", "1": "YES"}'])
-def test_criteria_take_booleans_and_spellings(answer):
-    assert read_criteria(f"Verdicts X: {answer}", [("no", "yes")] * 2, mark="X") == (1, 0)
+@pytest.mark.parametrize(("answer", "value"), [("true", 1), ('"No."', 0), ('"YES"', 1)])
+def test_criteria_take_booleans_and_spellings(answer, value):
+    assert read_criterion(f'Verdicts X: {{"1": {answer}}}', ("no", "yes"), mark="X") == (value,)
 
 
 def test_a_repeated_instruction_is_no_verdict_and_does_not_hide_one():
-    form = 'Verdicts X: {"1": answer, "2": answer}'
-    assert read_criteria(f'{form}\nVerdicts X: {{"1": "no", "2": "yes"}}', [("no", "yes")] * 2, mark="X") == (0, 1)
+    form = 'Verdicts X: {"1": answer}'
+    assert read_criterion(f'{form}\nVerdicts X: {{"1": "yes"}}', ("no", "yes"), mark="X") == (1,)
     with pytest.raises(NoVerdict, match="no verdict"):
-        read_criteria(form, [("no", "yes")] * 2, mark="X")
+        read_criterion(form, ("no", "yes"), mark="X")
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,6 @@ def test_groups_of_several_callers_are_never_merged():
         ({"style": "genrm", "marked": False}, "marked"),
         ({"style": "genrm", "list_size": 4}, "list_size"),
         ({"style": None, "principle": "Be kind."}, "principle"),
-        ({"style": None, "criteria": "together"}, "criteria"),
         ({"style": None, "mode": "listwise", "both_orders": True}, "both_orders"),
     ],
 )

@@ -12,7 +12,6 @@ from conftest import user
 from gym_rm import ConfigError, Prompt, load_scorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorer import try_score
-from gym_rm.scorers.judge.rubrics import aggregate, read_rubric
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.scorers.judge.test_scorer import ask
 
@@ -44,9 +43,8 @@ RUBRIC = [
 ]
 
 
-@pytest.mark.parametrize(("criteria", "questions"), [("each", 6), ("together", 2)])
-def test_each_criterion_is_a_component_and_weights_make_the_reward(criteria, questions):
-    judge = JudgeScorer(Checker(), rubric=RUBRIC, criteria=criteria)
+def test_each_criterion_is_a_component_and_weights_make_the_reward():
+    judge = JudgeScorer(Checker(), rubric=RUBRIC)
     scores = judge.score(ask("four", "please, damn four"))
     np.testing.assert_allclose(scores.rewards, [3 / 4, (3 + 1 - 2) / 4])
     assert {name: values.tolist() for name, values in scores.components.items()} == {
@@ -54,7 +52,7 @@ def test_each_criterion_is_a_component_and_weights_make_the_reward(criteria, que
         "polite": [0.0, 1.0],
         "rude": [0.0, -1.0],
     }
-    assert len(judge.model.asked) == questions
+    assert len(judge.model.asked) == 6
 
 
 def test_rows_bring_their_own_criteria_under_the_names_of_public_data_sets():
@@ -79,14 +77,13 @@ def test_a_row_without_criteria_or_with_malformed_ones_is_an_error_of_its_row():
     assert "criterion 1 of the rubric" in scores.errors[2]
 
 
-@pytest.mark.parametrize("criteria", ["each", "together"])
-def test_a_missing_verdict_is_an_error_and_never_0(criteria):
+def test_a_missing_verdict_is_an_error_and_never_0():
     def some(mark, answers):
         return f"Verdicts {mark}: {json.dumps({**answers, '1': 'perhaps'} if 'yes' in answers.values() else answers)}"
 
-    scores = try_score(JudgeScorer(Checker(some), rubric=RUBRIC, criteria=criteria), ask("four", "five"))
+    scores = try_score(JudgeScorer(Checker(some), rubric=RUBRIC), ask("four", "five"))
     assert scores.failed_rows == (0,)
-    assert "'perhaps' on criterion 1" in scores.errors[0]
+    assert "'perhaps' on the criterion" in scores.errors[0]
     assert math.isnan(scores.rewards[0])
 
 
@@ -98,16 +95,9 @@ def test_choices_between_worst_and_best_have_values_between():
     assert JudgeScorer(Checker(partly), rubric=rubric).score(ask("4")).rewards.tolist() == [0.5]
 
 
-@pytest.mark.parametrize(("how", "reward"), [("positive", (3 - 2) / 4), ("absolute", (3 - 2) / 6), ("sum", 1.0)])
-def test_the_aggregations_are_those_of_their_sources(how, reward):
-    assert aggregate(read_rubric(RUBRIC), [1.0, 0.0, 1.0], how) == pytest.approx(reward)
-
-
 def test_a_rubric_of_faults_alone_has_no_positive_weight():
     scores = try_score(JudgeScorer(Checker(), rubric=[{"criterion": "has damn", "weight": -1}]), ask("damn"))
     assert "no weight of the rubric is positive" in scores.errors[0]
-    faults = JudgeScorer(Checker(), rubric=[{"criterion": "has damn", "weight": -1}], aggregation="sum")
-    assert faults.score(ask("damn", "four")).rewards.tolist() == [-1.0, 0.0]
 
 
 @pytest.mark.parametrize(
