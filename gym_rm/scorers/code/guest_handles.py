@@ -71,6 +71,9 @@ class Opaque:
     def __exit__(self, *error: Any) -> None:
         pass
 
+    def __aiter__(self) -> Any:
+        return self._gym_rm.refuse_attribute("async for", self._gym_rm_kind)
+
 
 def is_class_name(name: str) -> bool:
     """Return whether tests expect a class by this name. What the model's code makes of it is no fault of theirs."""

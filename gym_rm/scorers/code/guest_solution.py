@@ -49,7 +49,7 @@ class SolutionServer(Codec):
         succeeded = True
         try:
             target, name, args, kwargs = self.read(given, nodes)
-            value = getattr(self, f"do_{action}")(target, name, args, kwargs)
+            value = getattr(self, f"_do_{action}")(target, name, args, kwargs)
         except MemoryError:
             raise
         except BaseException as error:
@@ -59,19 +59,16 @@ class SolutionServer(Codec):
         self.write_changes()
         return [succeeded, item, self.take_written()]
 
-    def do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function of the namespace, or an object that was given out."""
+    def _do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         return (self.find(name) if target is None else target)(*args, **kwargs)
 
-    def do_get(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return an attribute."""
+    def _do_get(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         return getattr(target, name)
 
-    def do_set(self, target: Any, name: str, args: Any, kwargs: Any) -> None:
-        """Set an attribute."""
+    def _do_set(self, target: Any, name: str, args: Any, kwargs: Any) -> None:
         setattr(target, name, *args)
 
-    def do_operate(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_operate(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator, a builtin function, or a special method."""
         if name == "__exit__":
             return target.__exit__(None if args[0] is None else type(args[0]), args[0], None)
@@ -79,32 +76,26 @@ class SolutionServer(Codec):
             return getattr(target, name)(*args)
         return getattr(operator if hasattr(operator, name) else builtins, name)(target, *args)
 
-    def do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return the value of an object whose class extends one of data, else the object."""
         self.learn_kinds()
         base = next((each for each in type(target).__mro__ if each in self.kinds or each in ATOMS), None)
         return target if base is None else base(target)
 
-    def do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    def _do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Return (True, the next item of an iterator), or (False, what its generator returned)."""
         try:
             return True, next(target) if args[0] is None else target.send(args[0])
         except StopIteration as end:
             return False, end.value
 
-    def do_await(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a coroutine, or (True, item) and (False, None) of an asynchronous iterator."""
+    def _do_await(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         import asyncio
 
         self.loop = self.loop or asyncio.new_event_loop()
-        if name != "anext":
-            return self.loop.run_until_complete(target)
-        try:
-            return True, self.loop.run_until_complete(target.__anext__())
-        except StopAsyncIteration:
-            return False, None
+        return self.loop.run_until_complete(target)
 
-    def do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return what a name stands for: ("missing",), ("value", value), ("function",) or the parts of a class."""
         value: Any = self.names.get(name)
         solution = self.names.get("Solution")
@@ -146,9 +137,7 @@ class SolutionServer(Codec):
             return "function", []
         if hasattr(kind, "__next__"):
             return "iterator", []
-        if hasattr(kind, "__await__"):
-            return "coroutine", []
-        return ("stream", []) if hasattr(kind, "__anext__") else ("object", [kind.__name__])
+        return ("coroutine", []) if hasattr(kind, "__await__") else ("object", [kind.__name__])
 
     def parts(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of a value; an instance of a class that the tests name is no data."""
@@ -167,21 +156,12 @@ class SolutionServer(Codec):
         if kind == "enum":
             return self.names[items[0]][items[1]]
         if kind == "error":
-            return next(filter(None, map(self.error_of, items[0])))(*items[1])
+            names = [path.rpartition(".")[2] for path in items[0]]
+            return next(filter(None, (self.names.get(each) or getattr(builtins, each, None) for each in names)))(
+                *items[1]
+            )
         own: Any = self.names.get(items[0])
-        count = items[1]
-        values = items[2 + count :]
-        if kind == "namedtuple":
-            return own(*values) if own is not None else tuple(values)
-        value = object.__new__(own)
-        for name, item in zip(items[2:], values):  # noqa: B905 (Python 3.9)
-            object.__setattr__(value, name, item)
-        return value
-
-    def error_of(self, path: str) -> Any:
-        """Return the exception of the namespace or of the language at a path, else None."""
-        name = path.rpartition(".")[2]
-        return self.names.get(name) or getattr(builtins, name, None)
+        return tuple(items[2:]) if own is None else own(*items[2:])
 
     def find(self, name: str) -> Any:
         """Return the value of a name, or the method of a class `Solution`."""

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 MUTABLE = ("list", "dict", "set", "deque", "OrderedDict", "Counter", "defaultdict", "bytearray", "array", "ndarray")
-STAY = ("object", "instance", "class", "function", "iterator", "coroutine", "stream")
+STAY = ("object", "instance", "class", "function", "iterator", "coroutine")
 PLAIN_DTYPES = "?biufcSUmM"
-LOADED: dict[str, Any] = {}
 VIEWS = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
 
 
@@ -47,7 +46,6 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "mappingproxy": ("types.MappingProxyType", lambda x: pairs(dict(x))),
     "bytearray": ("builtins.bytearray", lambda x: [bytes(x)]),
     "range": ("builtins.range", lambda x: [x.start, x.stop, x.step]),
-    "slice": ("builtins.slice", lambda x: [x.start, x.stop, x.step]),
     "dict_keys": ("", list),
     "dict_values": ("", list),
     "dict_items": ("", lambda x: [each for pair in x for each in pair]),
@@ -69,7 +67,6 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "ZoneInfo": ("zoneinfo.ZoneInfo", lambda x: [x.key]),
     "UUID": ("uuid.UUID", lambda x: [x.hex]),
     "Path": ("pathlib.Path", lambda x: [str(x)]),
-    "PurePath": ("pathlib.PurePath", lambda x: [str(x)]),
     "ndarray": ("numpy.ndarray", array_items),
     "number": ("numpy.generic", lambda x: [x.dtype.str, x.tobytes()]),
 }
@@ -140,11 +137,9 @@ class Codec:
                 return "atom", []
             kind = self.kinds.get(base, "")
             if kind == "tuple" and hasattr(value, "_fields"):
-                return "namedtuple", fields_of(value, list(value._fields))
+                return "namedtuple", [type(value).__name__, tuple(value._fields), *tuple.__iter__(value)]
             if kind and not is_special(kind, value):
                 return kind, ITEMS[kind][1](value)
-        if hasattr(type(value), "__dataclass_fields__"):
-            return "record", fields_of(value, list(type(value).__dataclass_fields__))
         return self.other(value)
 
     def keep(self, number: int, kind: str, value: Any) -> None:
@@ -208,11 +203,6 @@ class Codec:
         fill(kind, value, self.values(items))
 
 
-def fields_of(value: Any, names: list[str]) -> list[Any]:
-    """Return the name of a type, the number of its fields, their names, and the values."""
-    return [type(value).__name__, len(names), *names, *(getattr(value, name) for name in names)]
-
-
 def is_special(kind: str, value: Any) -> bool:
     """Return whether a value of a known type has parts that cannot cross."""
     if kind in ("datetime", "time"):
@@ -228,10 +218,8 @@ def type_at(path: str) -> Any:
 
 def imported(kind: str) -> Any:
     """Return the type of a kind."""
-    if kind not in LOADED:
-        __import__(ITEMS[kind][0].rpartition(".")[0])
-        LOADED[kind] = type_at(ITEMS[kind][0])
-    return LOADED[kind]
+    __import__(ITEMS[kind][0].rpartition(".")[0])
+    return type_at(ITEMS[kind][0])
 
 
 def build(kind: str, items: list[Any]) -> Any:

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import json
 import re
-import symtable
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from gym_rm.documents import parse_json
 from gym_rm.scorers.code.checker import read_checker
 from gym_rm.scorers.code.names import imports_of, judges, module_of
-from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
+from gym_rm.scorers.code.replies import Block, fenced_blocks, indented, is_python
 from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases
 from gym_rm.types import Prompt
 
@@ -149,8 +148,8 @@ def _read(data: dict[str, Any], answer: str | None, text: str) -> RowTests:
     """Return the tests of the first field that has some."""
     fields = fields_of(data)
     for name in ("test_list", *fields):
-        if _is_list_of_texts(data.get(name)):
-            return _assert_list({**data, "test_list": data[name]}, text)
+        if listed := _texts(data.get(name)):
+            return _assert_list(listed, data, text)
     for name in ("unit_tests", "test_file", "test", "tests"):
         source = data.get(name)
         if isinstance(source, str) and source.strip() and not source.lstrip().startswith(("{", "[")):
@@ -171,11 +170,12 @@ def _read(data: dict[str, Any], answer: str | None, text: str) -> RowTests:
     )
 
 
-def _is_list_of_texts(value: Any) -> bool:
+def _texts(value: Any) -> list[str]:
+    """Return a list of texts, or JSON of one; of anything else an empty list."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             value = parse_json(value)
-    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []
 
 
 def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
@@ -223,11 +223,7 @@ def _words(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
-    listed = data["test_list"]
-    listed = parse_json(listed) if isinstance(listed, str) and listed.lstrip().startswith("[") else listed
-    if not isinstance(listed, list) or not all(isinstance(source, str) for source in listed):
-        raise TestsError(f"'test_list' must be a list of texts with asserts, got {listed!r:.80}")
+def _assert_list(listed: Sequence[str], data: Mapping[str, Any], text: str) -> RowTests:
     imports = data.get("test_imports") or []
     lines = [*(imports if isinstance(imports, list) else []), str(data.get("test_setup_code") or "")]
     setup = ast.unparse(_parse("test_setup_code", "\n".join(lines)))
@@ -317,21 +313,10 @@ class _NamedImports(ast.NodeTransformer):
 
 def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names that a program uses and does not define."""
-    known, used = {*dir(builtins), "__name__", "__file__", "_gym_rm_assert"}, dict[str, None]()
-    try:
-        tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
-    except SyntaxError as error:  # of what only the whole program shows, such as `return` outside of a function
-        raise TestsError(f"the tests are not Python: {error}") from error
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        outermost = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if (symbol.is_assigned() or symbol.is_imported()) and (outermost or symbol.is_declared_global()):
-                known.add(symbol.get_name())
-            elif outermost or symbol.is_global():
-                used[symbol.get_name()] = None
-    return tuple(name for name in used if name not in known)
+    program = Block.of("\n".join(sources))
+    if not program.is_program:  # what only the whole shows, such as `return` outside of a function
+        raise TestsError("the tests are not Python")
+    return tuple(sorted(program.lacks - {"__name__", "__file__", "_gym_rm_assert"}))
 
 
 def _parse(name: str, source: str) -> ast.Module:

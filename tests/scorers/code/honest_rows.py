@@ -36,11 +36,6 @@ RIGHT = {
         "from collections import deque\ndef f(): return deque([1,2],maxlen=2)",
         "r=f(); r.appendleft(0); assert list(r)==[0,1]; assert r.maxlen==2",
     ),
-    "dataclass": (
-        "f",
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n x:int\n y:list\ndef f(): return P(1,[2])",
-        "r=f(); assert r.x==1 and r.y==[2]; assert f()==f()",
-    ),
     "datetime": (
         "f",
         "import datetime\ndef f(): return datetime.datetime(2020,1,2,tzinfo=datetime.timezone.utc)",
@@ -87,8 +82,8 @@ RIGHT = {
     "items view": ("f", "def f(): return {'a':[1]}.items()", "assert list(f())==[('a',[1])]"),
     "complex bytes": (
         "f",
-        "def f(): return [1j, b'x', bytearray(b'y'), frozenset([1]), slice(1,2,None), ...][:5]",
-        "assert f()==[1j,b'x',bytearray(b'y'),frozenset([1]),slice(1,2,None)]",
+        "def f(): return [1j, b'x', bytearray(b'y'), frozenset([1]), ...][:4]",
+        "assert f()==[1j,b'x',bytearray(b'y'),frozenset([1])]",
     ),
     "bigint": ("f", "def f(): return 10**9000", "assert f()==10**9000; assert len(str(f()))==9001"),
     "subclassed list": (
@@ -162,11 +157,6 @@ RIGHT = {
         "f",
         "async def f(x): raise KeyError(x)",
         "try:\n    asyncio.run(f(1)); assert False\nexcept KeyError as e:\n    assert e.args==(1,)",
-    ),
-    "async gen": (
-        "f",
-        "async def f(n):\n for k in range(n): yield k",
-        "async def main(): return [x async for x in f(3)]\nassert asyncio.run(main())==[0,1,2]",
     ),
     "generator": (
         "f",
@@ -441,10 +431,16 @@ NEEDS_OBJECTS = {
         "assert A(1) == 1",
         "compare a A with a int",
     ),
-    "a record that is changed": (
+    "a record": (
         "f",
         "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\ndef f(): return P(1)",
-        "f().x = 2",
-        "change",
+        "assert f().x == 1",
+        ".x of an object of the type P",
+    ),
+    "an asynchronous generator": (
+        "f",
+        "async def f(n):\n for k in range(n): yield k",
+        "async def main(): return [x async for x in f(3)]\nassert asyncio.run(main()) == [0, 1, 2]",
+        "async for",
     ),
 }
