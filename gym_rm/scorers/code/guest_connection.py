@@ -88,7 +88,7 @@ class Connection(Codec):
         self.start()
         self.new.clear()
         given = self.write((target, name, args, kwargs))
-        data = marshal.dumps((action, given, self.take_written()))
+        data = marshal.dumps((action, given, self.written))
         self.requests += action != "describe"
         for k in range(0, len(data), self.limit):
             answer, printed, complained = self.serve(data[k : k + self.limit], k + self.limit >= len(data))
@@ -172,29 +172,24 @@ class Connection(Codec):
 
     def _make_namedtuple(self, name: str, fields: tuple[str, ...], *values: Any) -> Any:
         known = self.classes.get(name)
-        kind = known if getattr(known, "_fields", None) == fields else self.namedtuple_class(name, fields)
+        kind: Any = known if getattr(known, "_fields", None) == fields else self.namedtuple_class(name, fields)
         if any(callable(value) and field in plain_names() for field, value in zip(kind._fields, values)):  # noqa: B905
             raise TypeError("a field that would be called as a method of data")
         return kind(*values)
 
-    def _make_error(self, paths: tuple[str, ...], args: tuple[Any, ...], attributes: Any, text: str) -> BaseException:
-        """Return an exception of the most special class that the tests know."""
-        kind = self.exception_of(paths)
+    def _make_error(self, paths: tuple[str, ...], args: tuple[Any, ...], attributes: Any, text: str) -> Any:
+        """Return an exception of the most special class that the tests know, or of one that extends it."""
+        found = ((k, self.known_exception(path)) for k, path in enumerate(paths))
+        k, known = next((each for each in found if each[1] is not None), (1, SolutionError))
+        kind: Any = known if k == 0 else derived(paths[0].rpartition(".")[2], known)
         try:
             error = kind(*args)
         except Exception:  # of other arguments
             error = kind.__new__(kind, *args)
         plain = {name: each for name, each in attributes.items() if not name.startswith("_") and not callable(each)}
         error.__dict__.update(plain)
-        error._gym_rm_text = text  # type: ignore[attr-defined]
+        error._gym_rm_text = text
         return error
-
-    def exception_of(self, paths: tuple[str, ...]) -> type[BaseException]:
-        """Return the class that the tests know of these, or one that extends it."""
-        found = ((k, self.known_exception(path)) for k, path in enumerate(paths))
-        k, kind = next((each for each in found if each[1] is not None), (1, SolutionError))
-        name = paths[0].rpartition(".")[2]
-        return kind if k == 0 else derived(name, kind)
 
     def known_exception(self, path: str) -> Any:
         """Return the class that the tests import from the solution, define, or know from the library, else None.
@@ -274,8 +269,8 @@ class Connection(Codec):
         """Return a class of tuples with names; methods of the model's code are refused."""
         if (name, fields) not in self.named:
             missing = {"__getattr__": lambda _, attribute: self.refuse_attribute(attribute, name)}
-            base: Any = collections.namedtuple(name, fields, defaults=defaults)
-            self.named[name, fields] = type(name, (base,), missing)
+            bases = (collections.namedtuple(name, fields, defaults=defaults),)
+            self.named[name, fields] = type(name, bases, missing)
         return self.named[name, fields]
 
 

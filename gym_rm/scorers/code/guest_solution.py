@@ -57,7 +57,7 @@ class SolutionServer(Codec):
         self.learn_kinds()
         item = self.write(value)
         self.write_changes()
-        return [succeeded, item, self.take_written()]
+        return [succeeded, item, self.written]
 
     def _do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         return (self.find(name) if target is None else target)(*args, **kwargs)
@@ -106,7 +106,7 @@ class SolutionServer(Codec):
         if not isinstance(value, type) or value in vars(builtins).values():
             return ("value", value) if name in self.names else ("missing",)
         if issubclass(value, BaseException):
-            return "error", tuple(map(path_of, value.__mro__))
+            return "error", tuple(map(_path_of, value.__mro__))
         if members := getattr(value, "__members__", None):
             self.enums[value] = name
             base = next(each.__name__ for each in value.__mro__ if each.__module__ == "enum")
@@ -130,7 +130,8 @@ class SolutionServer(Codec):
         """Return the kind and the items of an object that is no data."""
         kind: Any = type(value)
         if isinstance(value, BaseException):
-            return "error", [tuple(map(path_of, kind.__mro__)), value.args, attributes_of(value), text_of(value)]
+            attributes = {name: each for name, each in vars(value).items() if not name.startswith("_")}
+            return "error", [tuple(map(_path_of, kind.__mro__)), value.args, attributes, _text_of(value)]
         if isinstance(value, type) and value in vars(builtins).values():
             return "type", [getattr(value, "__name__", "")]
         if isinstance(value, FUNCTIONS):
@@ -173,19 +174,12 @@ class SolutionServer(Codec):
         return self.names[name]
 
 
-def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Return the public attributes of an exception that were set."""
-    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
-
-
-def text_of(error: BaseException) -> str:
-    """Return the message of an exception."""
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return ""
 
 
-def path_of(kind: type) -> str:
-    """Return the module and the name of a class."""
+def _path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__name__}"

@@ -46,9 +46,9 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "mappingproxy": ("types.MappingProxyType", lambda x: pairs(dict(x))),
     "bytearray": ("builtins.bytearray", lambda x: [bytes(x)]),
     "range": ("builtins.range", lambda x: [x.start, x.stop, x.step]),
-    "dict_keys": ("", list),
-    "dict_values": ("", list),
-    "dict_items": ("", lambda x: [each for pair in x for each in pair]),
+    "dict_keys": ("", lambda x: pairs(dict.fromkeys(x))),
+    "dict_values": ("", lambda x: pairs(dict(enumerate(x)))),
+    "dict_items": ("", lambda x: pairs(dict(x))),
     "deque": ("collections.deque", lambda x: [x.maxlen, *x]),
     "OrderedDict": ("collections.OrderedDict", lambda x: pairs(x, "OrderedDict")),
     "Counter": ("collections.Counter", pairs),
@@ -91,6 +91,7 @@ class Codec:
 
     def start(self) -> None:
         """Forget the data of the last request."""
+        self.written = []
         for value in self.data.values():
             self.numbers.pop(id(value), None)
         self.data.clear()
@@ -146,11 +147,6 @@ class Codec:
         """Remember a value by its number."""
         (self.objects if kind in STAY else self.data)[number] = value
         self.numbers[id(value)] = number
-
-    def take_written(self) -> list[list[Any]]:
-        """Return the nodes that were written since the last time."""
-        written, self.written = self.written, []
-        return written
 
     def write_changes(self) -> None:
         """Write the data that came with the request again if it has changed."""
@@ -226,11 +222,9 @@ def build(kind: str, items: list[Any]) -> Any:
     """Return a value of a kind that cannot contain itself."""
     if kind in ("tuple", "frozenset"):
         return getattr(builtins, kind)(items)
-    if kind in ("dict_items", "mappingproxy"):
+    if kind in VIEWS or kind == "mappingproxy":
         made = dict(zip(items[::2], items[1::2]))  # noqa: B905 (Python 3.9)
-        return made.items() if kind == "dict_items" else imported(kind)(made)
-    if kind in VIEWS:
-        return dict.fromkeys(items).keys() if kind == "dict_keys" else dict(enumerate(items)).values()
+        return getattr(made, kind[len("dict_") :])() if kind in VIEWS else imported(kind)(made)
     if kind in ("number", "ndarray"):
         numpy = __import__("numpy")
         data = numpy.frombuffer(items[-1], items[0]) if items[0] != "O" else numpy.empty(len(items[2]), object)

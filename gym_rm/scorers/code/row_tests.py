@@ -202,20 +202,33 @@ def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
     entry = data.get("entry_point")
     if isinstance(entry, str) and entry in _undefined([source]):  # BigCodeBench runs tests beside the code
         source = f"from solution import {entry}\n{source}"
-    tests, tree, names = _units(name, source), _parse(name, source), set[str]()
-    nodes, words = [*ast.walk(tree)], _words(tree)
+    tree, counter = _parse(name, source), CountedAsserts()
+    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
+    tree = _NamedImports(imports).visit(tree)
+    mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
+    names = _names_of_solution(tree)
+    if not names and not re.search(r"""["']solution["']""", source):
+        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
+    functions = [each.name for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    units = any(each.startswith("test") or each == "runTest" for each in functions)
+    parts = (ast.unparse(tree) if units else counter.source(tree),)
+    if not units and not counter.asserts:
+        raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
+    return RowTests("program", "", names, "", "", parts, counter.asserts, _undefined(parts), units)
+
+
+def _names_of_solution(tree: ast.Module) -> tuple[str, ...]:
+    """Return the names of the module `solution` that tests use."""
+    nodes, words, names = [*ast.walk(tree)], _words(tree), set[str]()
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
     modules = {"solution", *(each.asname for each in imports if each.name == "solution")}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
-            given = {each.asname or each.name: each.name for each in node.names}
-            given = {each: each for each in _undefined([source])} if "*" in given else given
-            names |= {given[each] for each in given.keys() & words}
+            names |= {each.name for each in node.names if (each.asname or each.name) in words}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             names.add(node.attr)
-    if not names and not re.search(r"""["']solution["']""", source):
-        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
-    return dataclasses.replace(tests, names=tuple(sorted(names)))
+    return tuple(sorted(names))
 
 
 def _words(tree: ast.AST) -> set[str]:
@@ -283,22 +296,6 @@ def _helpers(preamble: str) -> str:
     return ast.unparse(tree)
 
 
-def _units(name: str, source: str) -> RowTests:
-    tree, counter = _parse(name, source), CountedAsserts()
-    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
-    tree = _NamedImports(imports).visit(tree)
-    mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
-    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
-    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if any(each.name.startswith("test") or each.name == "runTest" for each in functions):
-        parts = (ast.unparse(tree),)
-        return RowTests("program", parts=parts, undefined=_undefined(parts), units=True)
-    parts = (counter.source(tree),)
-    if not counter.asserts:
-        raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
-    return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
-
-
 class _NamedImports(ast.NodeTransformer):
     """Replaces `from solution import *`: the model's code must not choose names of the tests."""
 
@@ -315,7 +312,7 @@ def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names that a program uses and does not define."""
     program = Block.of("\n".join(sources))
     if not program.is_program:  # what only the whole shows, such as `return` outside of a function
-        raise TestsError("the tests are not Python")
+        raise TestsError("the tests are not Python, or return outside of a function")
     return tuple(sorted(program.lacks - {"__name__", "__file__", "_gym_rm_assert"}))
 
 
