@@ -73,10 +73,6 @@ class Connection(Codec):
         """Return whether the tests made an object or imported a class, and the model's code never returned it."""
         return id(value) in self.made
 
-    def is_of_class(self, value: Any) -> bool:
-        """Return whether the tests expect a class by the name by which they import that of an object."""
-        return any(is_class_name(name) and isinstance(value, kind) for name, kind in self.classes.items())
-
     def ask(self, action: str, target: Any, name: str, *args: Any) -> Any:
         """Send a request without keywords, and return its result."""
         return self.request(action, target, name, args, {})
@@ -209,7 +205,7 @@ class Connection(Codec):
     def entry(self, name: str) -> Any:
         """Return the function or the class that the tests call by this name."""
         kind, found = self.described(name)
-        return found if kind == "handle" and is_class_name(name) else Function(self, name)
+        return found if kind == "handle" else Function(self, name)
 
     def describe(self, name: str) -> Any:
         """Return what a name of the model's code stands for. Raises AttributeError if it is not there."""
@@ -233,6 +229,8 @@ class Connection(Codec):
             self.classes[name] = self.classes.get(name) or getattr(self, f"{kind}_class")(name, *parts)
         except Exception as broken:
             self.break_off(broken)
+        if kind == "handle" and not is_class_name(name):  # a class would decide what its objects are equal to
+            return "function", Function(self, name)
         return kind, self.classes[name]
 
     def break_off(self, error: Exception) -> Any:

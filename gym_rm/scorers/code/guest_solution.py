@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import marshal
 import operator
-import types
 
 from gym_rm.sandbox.values import encode
 from gym_rm.scorers.code.guest_values import ATOMS, Codec
@@ -16,8 +15,6 @@ from gym_rm.scorers.code.guest_values import ATOMS, Codec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 class SolutionServer(Codec):
@@ -134,7 +131,7 @@ class SolutionServer(Codec):
             return "error", [tuple(map(_path_of, kind.__mro__)), value.args, attributes, _text_of(value)]
         if isinstance(value, type) and value in vars(builtins).values():
             return "type", [getattr(value, "__name__", "")]
-        if isinstance(value, FUNCTIONS):
+        if callable(value) and not hasattr(kind, "__enter__"):
             return "function", []
         if hasattr(kind, "__next__"):
             return "iterator", []
