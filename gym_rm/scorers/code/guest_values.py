@@ -56,10 +56,7 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "array": ("array.array", lambda x: [x.typecode, *x]),
     "Decimal": ("decimal.Decimal", lambda x: [str(x)]),
     "Fraction": ("fractions.Fraction", lambda x: [x.numerator, x.denominator]),
-    "datetime": (
-        "datetime.datetime",
-        lambda x: [x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond, x.tzinfo],
-    ),
+    "datetime": ("datetime.datetime", lambda x: [*x.timetuple()[:6], x.microsecond, x.tzinfo]),
     "date": ("datetime.date", lambda x: [x.year, x.month, x.day]),
     "time": ("datetime.time", lambda x: [x.hour, x.minute, x.second, x.microsecond, x.tzinfo]),
     "timedelta": ("datetime.timedelta", lambda x: [x.days, x.seconds, x.microseconds]),
@@ -78,6 +75,9 @@ class Codec:
     Numbers of one side are even, those of the other odd. `objects` are those that stay with the model's code, `data`
     are those of one request.
     """
+
+    other: Callable[[Any], tuple[str, list[Any]]]  # the kind and the items of an object that is no data
+    make: Callable[[str, list[Any]], Any]  # the object of a node that `other` of the other side made
 
     def __init__(self, first: int) -> None:
         self.next = first
@@ -101,14 +101,6 @@ class Codec:
     def learn_kinds(self) -> None:
         """Learn the types that are loaded by now."""
         self.kinds = {VIEWS.get(kind) or type_at(path): kind for kind, (path, _) in ITEMS.items()}
-
-    def other(self, value: Any) -> tuple[str, list[Any]]:
-        """Return the kind and the items of an object that is no data."""
-        raise NotImplementedError
-
-    def make(self, kind: str, items: list[Any]) -> Any:
-        """Return the object of a node that `other` of the other side made."""
-        raise NotImplementedError
 
     def write(self, value: Any) -> Any:
         """Return the item of a value. Its new nodes are added to `written`."""
@@ -173,7 +165,7 @@ class Codec:
             return self.objects[number] if number in self.objects else self.data[number]
         _, kind, items = self.incoming.pop(number)
         if number in self.data:
-            self.change(self.data[number], kind, items)
+            fill(kind, self.data[number], self.values(items))
             return self.data[number]
         if kind not in MUTABLE or kind == "ndarray":
             made = self.values(items)
@@ -190,13 +182,6 @@ class Codec:
     def values(self, items: list[Any]) -> list[Any]:
         """Return the values of items."""
         return items if ATOMS.issuperset(map(type, items)) else [self.value(each) for each in items]
-
-    def change(self, value: Any, kind: str, items: list[Any]) -> None:
-        """Give data of this side its new contents. Raises TypeError for those of another kind."""
-        known = next((self.kinds[base] for base in type(value).__mro__ if base in self.kinds), "")
-        if kind not in MUTABLE or known != kind:
-            raise TypeError(f"a {type(value).__name__} became a {kind}")
-        fill(kind, value, self.values(items))
 
 
 def is_special(kind: str, value: Any) -> bool:
@@ -243,7 +228,7 @@ def empty(kind: str, items: list[Any]) -> Any:
 
 
 def fill(kind: str, value: Any, items: list[Any]) -> None:
-    """Give a value its contents."""
+    """Give a value its contents. Raises an error for a value that cannot change."""
     if isinstance(value, dict):
         items = items[1:] if kind == "defaultdict" else items
         value.clear()

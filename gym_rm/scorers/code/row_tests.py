@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
-from gym_rm.scorers.code.checker import read_checker
-from gym_rm.scorers.code.names import imports_of, judges, module_of
+from gym_rm.scorers.code.names import imports_of, judges, module_of, words_of
 from gym_rm.scorers.code.replies import Block, fenced_blocks, indented, is_python
-from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases
+from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases, read_checker
 from gym_rm.types import Prompt
 
 USUAL_IMPORTS = """
@@ -192,7 +191,7 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
     checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     names = {name, *(each.arg for check in checks for each in check.args.args)}
-    if not counter.asserts or not any(_words(check) & names for check in checks):
+    if not counter.asserts or not any(words_of(check) & names for check in checks):
         raise TestsError("'test' has no case: its function check(candidate) must have an assert and call the candidate")
     return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
@@ -220,7 +219,7 @@ def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
 
 def _names_of_solution(tree: ast.Module) -> tuple[str, ...]:
     """Return the names of the module `solution` that tests use."""
-    nodes, words, names = [*ast.walk(tree)], _words(tree), set[str]()
+    nodes, words, names = [*ast.walk(tree)], words_of(tree), set[str]()
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
     modules = {"solution", *(each.asname for each in imports if each.name == "solution")}
     for node in nodes:
@@ -229,11 +228,6 @@ def _names_of_solution(tree: ast.Module) -> tuple[str, ...]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             names.add(node.attr)
     return tuple(sorted(names))
-
-
-def _words(tree: ast.AST) -> set[str]:
-    """Return the names that a program uses."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _assert_list(listed: Sequence[str], data: Mapping[str, Any], text: str) -> RowTests:
@@ -250,7 +244,7 @@ def _assert_list(listed: Sequence[str], data: Mapping[str, Any], text: str) -> R
     first = "\n".join([*imports_of(missing, trees, known=name), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
-    if not counter.asserts or not any(name in _words(tree) for tree in trees):
+    if not counter.asserts or not any(name in words_of(tree) for tree in trees):
         raise TestsError(f"'test_list' has no case: expected asserts that call {name!r}, got {listed!r:.80}")
     return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
