@@ -220,7 +220,6 @@ RIGHT = {
     "type result": ("f", "def f(x): return type(x)", "assert f(1) is int and f('') is str"),
     "types given": ("f", "def f(t,x): return t(x)", "assert f(int,'3')==3"),
     "nan": ("f", "def f(): return float('nan')", "import math\nassert math.isnan(f())"),
-    "none": ("f", "def f(): return None", "assert f() is None"),
     "big list": ("f", "def f(n): return list(range(n))", "assert f(100000)==list(range(100000))"),
     "deep": (
         "f",
@@ -257,6 +256,11 @@ RIGHT = {
         "Stack",
         "class Stack:\n def __init__(s): s.i=[]\n def push(s,x): s.i.append(x); return s\n def pop(s): return s.i.pop()\n def __len__(s): return len(s.i)\n def __contains__(s,x): return x in s.i\n def __iter__(s): return iter(s.i)\n def __getitem__(s,k): return s.i[k]\n def __bool__(s): return bool(s.i)\n def __repr__(s): return f'Stack({s.i})'",
         "s=Stack(); assert not s; assert s.push(1) is s; s.push(2).push(3); assert len(s)==3; assert list(s)==[1,2,3]; assert s[0]==1; assert s.pop()==3; assert s; assert repr(s)=='Stack([1, 2])'; assert isinstance(s,Stack)\ntry:\n    s[10]; assert False\nexcept IndexError: pass",
+    ),
+    "class: small letters": (
+        "stack",
+        "class stack:\n def __init__(s): s.i=[]\n def push(s,x): s.i.append(x)\n def pop(s): return s.i.pop()\n @classmethod\n def of(c,x): r=c(); r.push(x); return r",
+        "s=stack(); s.push(1); assert s.pop()==1; assert isinstance(s,stack); assert stack.of(2).pop()==2",
     ),
     "class: contains": (
         "S",
