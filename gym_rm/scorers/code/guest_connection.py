@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import dataclasses
 import enum
 import marshal
 import sys
@@ -56,17 +55,13 @@ class Connection(Codec):
         self.made: set[int] = set()  # ids of the handles that the tests made, and the model's code did not return
         self.new: set[int] = set()  # ids of the handles of the last answer
         self.classes: dict[str, Any] = {}
-        self.fielded: dict[Any, Any] = {}
+        self.named: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.originals = sys.stdin, builtins.input, builtins.print
 
     def refuse(self, text: str) -> Any:
         """Raise Unsupported, which is an error of the row whatever the tests do with it."""
-        raise self.refusal(text)
-
-    def refusal(self, text: str) -> Unsupported:
-        """Return the exception of what the tests do that needs more than data."""
         self.unsupported = self.unsupported or text
-        return Unsupported(text)
+        raise Unsupported(text)
 
     def refuse_attribute(self, name: str, kind: str) -> Any:
         """Refuse an attribute that no data has, and raise AttributeError for others, or where a class was expected."""
@@ -77,10 +72,6 @@ class Connection(Codec):
     def is_made(self, value: Any) -> bool:
         """Return whether the tests made an object or imported a class, and the model's code never returned it."""
         return id(value) in self.made
-
-    def is_of_class(self, value: Any) -> bool:
-        """Return whether the tests expect a class by the name by which they import that of an object."""
-        return any(is_class_name(name) and isinstance(value, kind) for name, kind in self.classes.items())
 
     def ask(self, action: str, target: Any, name: str, *args: Any) -> Any:
         """Send a request without keywords, and return its result."""
@@ -93,7 +84,7 @@ class Connection(Codec):
         self.start()
         self.new.clear()
         given = self.write((target, name, args, kwargs))
-        data = marshal.dumps((action, given, self.take_written()))
+        data = marshal.dumps((action, given, self.written))
         self.requests += action != "describe"
         for k in range(0, len(data), self.limit):
             answer, printed, complained = self.serve(data[k : k + self.limit], k + self.limit >= len(data))
@@ -117,7 +108,7 @@ class Connection(Codec):
         self.made.discard(id(value))
         return value
 
-    def other(self, value: Any) -> tuple[str, list[Any]]:
+    def other(self, value: Any) -> Any:
         """Return the kind and the items of an object that the tests give to the model's code."""
         kind: Any = type(value)
         if isinstance(value, (type, types.BuiltinFunctionType)):
@@ -129,7 +120,7 @@ class Connection(Codec):
         name = kind.__name__
         if isinstance(value, enum.Enum) and self.classes.get(name) is kind:
             return "enum", [name, value.name]
-        raise self.refusal(f"the tests give the model's code an object of the type {name}")
+        return self.refuse(f"the tests give the model's code an object of the type {name}")
 
     def parts(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of a value."""
@@ -137,25 +128,20 @@ class Connection(Codec):
 
     def make(self, kind: str, items: list[Any]) -> Any:
         """Return what stands for an object of the model's code."""
-        return getattr(self, f"make_{kind}")(*items)
+        return getattr(self, f"_make_{kind}")(*items)
 
-    def make_object(self, name: str) -> Opaque:
-        """Return an object that can do nothing."""
+    def _make_object(self, name: str) -> Opaque:
         return Opaque(self, f"{name:.100}")
 
-    def make_instance(self, number: int) -> Handle:
-        """Return a handle."""
+    def _make_instance(self, number: int) -> Handle:
         handle: Handle = object.__new__(self.objects[number])
         self.new.add(id(handle))
         return handle
 
-    def make_function(self) -> Function:
-        """Return a function."""
+    def _make_function(self) -> Function:
         return Function(self)
 
-    def make_iterator(self) -> Any:
-        """Return a generator whose items are those of an iterator."""
-
+    def _make_iterator(self) -> Any:
         def items() -> Any:
             sent = None
             while True:
@@ -167,75 +153,39 @@ class Connection(Codec):
         generator = items()
         return generator
 
-    def make_stream(self) -> Any:
-        """Return an asynchronous generator."""
-
-        async def items() -> Any:
-            while (answer := self.ask("await", generator, "anext"))[0] is True:
-                yield answer[1]
-
-        generator = items()
-        return generator
-
-    def make_coroutine(self) -> Any:
-        """Return a coroutine."""
-
+    def _make_coroutine(self) -> Any:
         async def result() -> Any:
             return self.ask("await", coroutine, "")
 
         coroutine = result()
         return coroutine
 
-    def make_type(self, name: str) -> Any:
-        """Return a type of the language."""
+    def _make_type(self, name: str) -> Any:
         return {kind.__name__: kind for kind in vars(builtins).values() if type(kind) is type}[name]
 
-    def make_enum(self, name: str, member: str) -> Any:
-        """Return a member of an enumeration that the tests import."""
+    def _make_enum(self, name: str, member: str) -> Any:
         return self.classes[name][member]
 
-    def make_namedtuple(self, name: str, count: int, *parts: Any) -> Any:
-        """Return a tuple with names."""
-        return self.class_of_fields("namedtuple", name, parts[:count])(*without_methods(parts, count))
-
-    def make_record(self, name: str, count: int, *parts: Any) -> Any:
-        """Return the fields of a dataclass."""
-        return self.class_of_fields("record", name, parts[:count])(*without_methods(parts, count))
-
-    def class_of_fields(self, kind: str, name: str, fields: tuple[str, ...], defaults: Any = ()) -> Any:
-        """Return the class of tuples or records with these fields; methods of the model's code are refused."""
+    def _make_namedtuple(self, name: str, fields: tuple[str, ...], *values: Any) -> Any:
         known = self.classes.get(name)
-        if kind == "namedtuple" and getattr(known, "_fields", None) == fields:
-            return known
-        if (kind, name, fields) not in self.fielded:
-            missing = {"__getattr__": lambda _, attribute: self.refuse_attribute(attribute, name)}
-            if kind == "namedtuple":
-                bases = (collections.namedtuple(name, fields, defaults=defaults),)
-                made: Any = type(name, bases, missing)
-            else:
-                made = dataclasses.make_dataclass(name, fields, frozen=True, namespace=missing)
-                made.__setattr__ = lambda *_: self.refuse(f"the tests change an object of the type {name}")
-            self.fielded[kind, name, fields] = made
-        return self.fielded[kind, name, fields]
+        kind: Any = known if getattr(known, "_fields", None) == fields else self.namedtuple_class(name, fields)
+        if any(callable(value) and field in plain_names() for field, value in zip(kind._fields, values)):  # noqa: B905
+            raise TypeError("a field that would be called as a method of data")
+        return kind(*values)
 
-    def make_error(self, paths: tuple[str, ...], args: tuple[Any, ...], attributes: Any, text: str) -> BaseException:
-        """Return an exception of the most special class that the tests know."""
-        kind = self.exception_of(paths)
+    def _make_error(self, paths: tuple[str, ...], args: tuple[Any, ...], attributes: Any, text: str) -> Any:
+        """Return an exception of the most special class that the tests know, or of one that extends it."""
+        found = ((k, self.known_exception(path)) for k, path in enumerate(paths))
+        k, known = next((each for each in found if each[1] is not None), (1, SolutionError))
+        kind: Any = known if k == 0 else derived(paths[0].rpartition(".")[2], known)
         try:
             error = kind(*args)
         except Exception:  # of other arguments
             error = kind.__new__(kind, *args)
         plain = {name: each for name, each in attributes.items() if not name.startswith("_") and not callable(each)}
         error.__dict__.update(plain)
-        error._gym_rm_text = text  # type: ignore[attr-defined]
+        error._gym_rm_text = text
         return error
-
-    def exception_of(self, paths: tuple[str, ...]) -> type[BaseException]:
-        """Return the class that the tests know of these, or one that extends it."""
-        found = ((k, self.known_exception(path)) for k, path in enumerate(paths))
-        k, kind = next((each for each in found if each[1] is not None), (1, SolutionError))
-        name = paths[0].rpartition(".")[2]
-        return kind if k == 0 else derived(name, kind)
 
     def known_exception(self, path: str) -> Any:
         """Return the class that the tests import from the solution, define, or know from the library, else None.
@@ -279,6 +229,8 @@ class Connection(Codec):
             self.classes[name] = self.classes.get(name) or getattr(self, f"{kind}_class")(name, *parts)
         except Exception as broken:
             self.break_off(broken)
+        if not is_class_name(name):  # the tests may expect a function, whose results decide nothing
+            self.made.discard(id(self.classes[name]))
         return kind, self.classes[name]
 
     def break_off(self, error: Exception) -> Any:
@@ -311,23 +263,19 @@ class Connection(Codec):
         made.__getattr__ = lambda _, attribute: self.refuse_attribute(attribute, name)
         return made
 
-    def namedtuple_class(self, name: str, fields: tuple[str, ...], defaults: tuple[Any, ...]) -> Any:
-        """Return a class of tuples with names."""
-        return self.class_of_fields("namedtuple", name, fields, defaults)
+    def namedtuple_class(self, name: str, fields: tuple[str, ...], defaults: tuple[Any, ...] = ()) -> Any:
+        """Return a class of tuples with names; methods of the model's code are refused."""
+        if (name, fields) not in self.named:
+            missing = {"__getattr__": lambda _, attribute: self.refuse_attribute(attribute, name)}
+            bases = (collections.namedtuple(name, fields, defaults=defaults),)
+            self.named[name, fields] = type(name, bases, missing)
+        return self.named[name, fields]
 
 
 def plain_names() -> set[str]:
     """Return the names of the attributes of data, without those of paths, which other objects have too."""
     kinds = [imported(kind) for kind, (path, _) in ITEMS.items() if path and not path.startswith(NOT_PLAIN)]
     return {name for kind in [*kinds, *PLAIN] for name in dir(kind)}
-
-
-def without_methods(parts: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """Return the values of fields. Raises TypeError for one that would be called as a method of data."""
-    for name, value in zip(parts, parts[count:]):  # noqa: B905 (Python 3.9)
-        if callable(value) and name in plain_names():
-            raise TypeError(f"a field {name!r} that can be called")
-    return parts[count:]
 
 
 def derived(name: str, base: type[BaseException]) -> type[BaseException]:

@@ -61,15 +61,14 @@ class Opaque:
     def __setattr__(self, name: str, value: Any) -> None:
         self._gym_rm.refuse_attribute(name, self._gym_rm_kind)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: no data can be called."""
-        self._gym_rm.refuse_attribute("call", self._gym_rm_kind)
-
     def __enter__(self) -> Any:
         self._gym_rm.refuse_attribute("with", self._gym_rm_kind)
 
     def __exit__(self, *error: Any) -> None:
         pass
+
+    def __aiter__(self) -> Any:
+        return self._gym_rm.refuse_attribute("async for", self._gym_rm_kind)
 
 
 def is_class_name(name: str) -> bool:
@@ -78,21 +77,22 @@ def is_class_name(name: str) -> bool:
 
 
 class Function:
-    """A function of the model's code. It can be called."""
+    """A function of the model's code, or another object that can be called."""
 
     def __init__(self, connection: Connection, name: str = "") -> None:
         self._gym_rm = connection
         self.__name__ = self.__qualname__ = name
+        self._gym_rm_kind = "" if is_class_name(name) else "function"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         value = self._gym_rm.request("call", None if self.__name__ else self, self.__name__, args, kwargs)
-        if isinstance(value, Opaque) and is_class_name(self.__name__):
+        if isinstance(value, (Opaque, Function)) and is_class_name(self.__name__):
             value.__dict__["_gym_rm_kind"] = ""
         return value
 
     def __getattr__(self, name: str) -> Any:
-        return self._gym_rm.refuse_attribute(name, "" if is_class_name(self.__name__) else "function")
+        return self._gym_rm.refuse_attribute(name, self._gym_rm_kind)
 
 
 class HandleClass(type):
@@ -103,7 +103,8 @@ class HandleClass(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an object of the class."""
         made = cls._gym_rm.request("call", cls, "", args, kwargs)
-        cls._gym_rm.made |= {id(made)} & cls._gym_rm.new
+        if cls._gym_rm.is_made(cls):
+            cls._gym_rm.made |= {id(made)} & cls._gym_rm.new
         return made
 
     def __getattr__(cls, name: str) -> Any:
@@ -134,7 +135,7 @@ class Handle:
             return self._gym_rm.ask("operate", self, "eq", other) is True
         if other is None or other is self:
             return self is other
-        is_made = self._gym_rm.is_made(self) and self._gym_rm.is_of_class(self)
+        is_made = self._gym_rm.is_made(self)
         data = self._gym_rm.ask("data", self, "")
         if isinstance(data, Handle) and is_made:
             self._gym_rm.refuse(f"the tests compare a {type(self).__name__} with a {type(other).__name__}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import marshal
 import operator
-import types
 
 from gym_rm.sandbox.values import encode
 from gym_rm.scorers.code.guest_values import ATOMS, Codec
@@ -16,8 +15,6 @@ from gym_rm.scorers.code.guest_values import ATOMS, Codec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 class SolutionServer(Codec):
@@ -49,7 +46,7 @@ class SolutionServer(Codec):
         succeeded = True
         try:
             target, name, args, kwargs = self.read(given, nodes)
-            value = getattr(self, f"do_{action}")(target, name, args, kwargs)
+            value = getattr(self, f"_do_{action}")(target, name, args, kwargs)
         except MemoryError:
             raise
         except BaseException as error:
@@ -57,21 +54,18 @@ class SolutionServer(Codec):
         self.learn_kinds()
         item = self.write(value)
         self.write_changes()
-        return [succeeded, item, self.take_written()]
+        return [succeeded, item, self.written]
 
-    def do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a function of the namespace, or an object that was given out."""
+    def _do_call(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         return (self.find(name) if target is None else target)(*args, **kwargs)
 
-    def do_get(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return an attribute."""
+    def _do_get(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         return getattr(target, name)
 
-    def do_set(self, target: Any, name: str, args: Any, kwargs: Any) -> None:
-        """Set an attribute."""
+    def _do_set(self, target: Any, name: str, args: Any, kwargs: Any) -> None:
         setattr(target, name, *args)
 
-    def do_operate(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_operate(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator, a builtin function, or a special method."""
         if name == "__exit__":
             return target.__exit__(None if args[0] is None else type(args[0]), args[0], None)
@@ -79,32 +73,26 @@ class SolutionServer(Codec):
             return getattr(target, name)(*args)
         return getattr(operator if hasattr(operator, name) else builtins, name)(target, *args)
 
-    def do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_data(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return the value of an object whose class extends one of data, else the object."""
         self.learn_kinds()
         base = next((each for each in type(target).__mro__ if each in self.kinds or each in ATOMS), None)
         return target if base is None else base(target)
 
-    def do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    def _do_next(self, target: Any, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
         """Return (True, the next item of an iterator), or (False, what its generator returned)."""
         try:
             return True, next(target) if args[0] is None else target.send(args[0])
         except StopIteration as end:
             return False, end.value
 
-    def do_await(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a coroutine, or (True, item) and (False, None) of an asynchronous iterator."""
+    def _do_await(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         import asyncio
 
         self.loop = self.loop or asyncio.new_event_loop()
-        if name != "anext":
-            return self.loop.run_until_complete(target)
-        try:
-            return True, self.loop.run_until_complete(target.__anext__())
-        except StopAsyncIteration:
-            return False, None
+        return self.loop.run_until_complete(target)
 
-    def do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _do_describe(self, target: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Return what a name stands for: ("missing",), ("value", value), ("function",) or the parts of a class."""
         value: Any = self.names.get(name)
         solution = self.names.get("Solution")
@@ -115,7 +103,7 @@ class SolutionServer(Codec):
         if not isinstance(value, type) or value in vars(builtins).values():
             return ("value", value) if name in self.names else ("missing",)
         if issubclass(value, BaseException):
-            return "error", tuple(map(path_of, value.__mro__))
+            return "error", tuple(map(_path_of, value.__mro__))
         if members := getattr(value, "__members__", None):
             self.enums[value] = name
             base = next(each.__name__ for each in value.__mro__ if each.__module__ == "enum")
@@ -139,16 +127,15 @@ class SolutionServer(Codec):
         """Return the kind and the items of an object that is no data."""
         kind: Any = type(value)
         if isinstance(value, BaseException):
-            return "error", [tuple(map(path_of, kind.__mro__)), value.args, attributes_of(value), text_of(value)]
+            attributes = {name: each for name, each in vars(value).items() if not name.startswith("_")}
+            return "error", [tuple(map(_path_of, kind.__mro__)), value.args, attributes, _text_of(value)]
         if isinstance(value, type) and value in vars(builtins).values():
             return "type", [getattr(value, "__name__", "")]
-        if isinstance(value, FUNCTIONS):
+        if callable(value) and not hasattr(kind, "__enter__"):
             return "function", []
         if hasattr(kind, "__next__"):
             return "iterator", []
-        if hasattr(kind, "__await__"):
-            return "coroutine", []
-        return ("stream", []) if hasattr(kind, "__anext__") else ("object", [kind.__name__])
+        return ("coroutine", []) if hasattr(kind, "__await__") else ("object", [kind.__name__])
 
     def parts(self, value: Any) -> tuple[str, list[Any]]:
         """Return the kind and the items of a value; an instance of a class that the tests name is no data."""
@@ -167,21 +154,12 @@ class SolutionServer(Codec):
         if kind == "enum":
             return self.names[items[0]][items[1]]
         if kind == "error":
-            return next(filter(None, map(self.error_of, items[0])))(*items[1])
+            names = [path.rpartition(".")[2] for path in items[0]]
+            return next(filter(None, (self.names.get(each) or getattr(builtins, each, None) for each in names)))(
+                *items[1]
+            )
         own: Any = self.names.get(items[0])
-        count = items[1]
-        values = items[2 + count :]
-        if kind == "namedtuple":
-            return own(*values) if own is not None else tuple(values)
-        value = object.__new__(own)
-        for name, item in zip(items[2:], values):  # noqa: B905 (Python 3.9)
-            object.__setattr__(value, name, item)
-        return value
-
-    def error_of(self, path: str) -> Any:
-        """Return the exception of the namespace or of the language at a path, else None."""
-        name = path.rpartition(".")[2]
-        return self.names.get(name) or getattr(builtins, name, None)
+        return tuple(items[2:]) if own is None else own(*items[2:])
 
     def find(self, name: str) -> Any:
         """Return the value of a name, or the method of a class `Solution`."""
@@ -193,19 +171,12 @@ class SolutionServer(Codec):
         return self.names[name]
 
 
-def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Return the public attributes of an exception that were set."""
-    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
-
-
-def text_of(error: BaseException) -> str:
-    """Return the message of an exception."""
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return ""
 
 
-def path_of(kind: type) -> str:
-    """Return the module and the name of a class."""
+def _path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__name__}"

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 MUTABLE = ("list", "dict", "set", "deque", "OrderedDict", "Counter", "defaultdict", "bytearray", "array", "ndarray")
-STAY = ("object", "instance", "class", "function", "iterator", "coroutine", "stream")
+STAY = ("object", "instance", "class", "function", "iterator", "coroutine")
 PLAIN_DTYPES = "?biufcSUmM"
-LOADED: dict[str, Any] = {}
 VIEWS = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
 
 
@@ -47,10 +46,9 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "mappingproxy": ("types.MappingProxyType", lambda x: pairs(dict(x))),
     "bytearray": ("builtins.bytearray", lambda x: [bytes(x)]),
     "range": ("builtins.range", lambda x: [x.start, x.stop, x.step]),
-    "slice": ("builtins.slice", lambda x: [x.start, x.stop, x.step]),
-    "dict_keys": ("", list),
-    "dict_values": ("", list),
-    "dict_items": ("", lambda x: [each for pair in x for each in pair]),
+    "dict_keys": ("", lambda x: pairs(dict.fromkeys(x))),
+    "dict_values": ("", lambda x: pairs(dict(enumerate(x)))),
+    "dict_items": ("", lambda x: pairs(dict(x))),
     "deque": ("collections.deque", lambda x: [x.maxlen, *x]),
     "OrderedDict": ("collections.OrderedDict", lambda x: pairs(x, "OrderedDict")),
     "Counter": ("collections.Counter", pairs),
@@ -58,10 +56,7 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "array": ("array.array", lambda x: [x.typecode, *x]),
     "Decimal": ("decimal.Decimal", lambda x: [str(x)]),
     "Fraction": ("fractions.Fraction", lambda x: [x.numerator, x.denominator]),
-    "datetime": (
-        "datetime.datetime",
-        lambda x: [x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond, x.tzinfo],
-    ),
+    "datetime": ("datetime.datetime", lambda x: [*x.timetuple()[:6], x.microsecond, x.tzinfo]),
     "date": ("datetime.date", lambda x: [x.year, x.month, x.day]),
     "time": ("datetime.time", lambda x: [x.hour, x.minute, x.second, x.microsecond, x.tzinfo]),
     "timedelta": ("datetime.timedelta", lambda x: [x.days, x.seconds, x.microseconds]),
@@ -69,7 +64,6 @@ ITEMS: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "ZoneInfo": ("zoneinfo.ZoneInfo", lambda x: [x.key]),
     "UUID": ("uuid.UUID", lambda x: [x.hex]),
     "Path": ("pathlib.Path", lambda x: [str(x)]),
-    "PurePath": ("pathlib.PurePath", lambda x: [str(x)]),
     "ndarray": ("numpy.ndarray", array_items),
     "number": ("numpy.generic", lambda x: [x.dtype.str, x.tobytes()]),
 }
@@ -81,6 +75,9 @@ class Codec:
     Numbers of one side are even, those of the other odd. `objects` are those that stay with the model's code, `data`
     are those of one request.
     """
+
+    other: Callable[[Any], tuple[str, list[Any]]]  # the kind and the items of an object that is no data
+    make: Callable[[str, list[Any]], Any]  # the object of a node that `other` of the other side made
 
     def __init__(self, first: int) -> None:
         self.next = first
@@ -94,6 +91,7 @@ class Codec:
 
     def start(self) -> None:
         """Forget the data of the last request."""
+        self.written = []
         for value in self.data.values():
             self.numbers.pop(id(value), None)
         self.data.clear()
@@ -103,14 +101,6 @@ class Codec:
     def learn_kinds(self) -> None:
         """Learn the types that are loaded by now."""
         self.kinds = {VIEWS.get(kind) or type_at(path): kind for kind, (path, _) in ITEMS.items()}
-
-    def other(self, value: Any) -> tuple[str, list[Any]]:
-        """Return the kind and the items of an object that is no data."""
-        raise NotImplementedError
-
-    def make(self, kind: str, items: list[Any]) -> Any:
-        """Return the object of a node that `other` of the other side made."""
-        raise NotImplementedError
 
     def write(self, value: Any) -> Any:
         """Return the item of a value. Its new nodes are added to `written`."""
@@ -140,22 +130,15 @@ class Codec:
                 return "atom", []
             kind = self.kinds.get(base, "")
             if kind == "tuple" and hasattr(value, "_fields"):
-                return "namedtuple", fields_of(value, list(value._fields))
+                return "namedtuple", [type(value).__name__, tuple(value._fields), *tuple.__iter__(value)]
             if kind and not is_special(kind, value):
                 return kind, ITEMS[kind][1](value)
-        if hasattr(type(value), "__dataclass_fields__"):
-            return "record", fields_of(value, list(type(value).__dataclass_fields__))
         return self.other(value)
 
     def keep(self, number: int, kind: str, value: Any) -> None:
         """Remember a value by its number."""
         (self.objects if kind in STAY else self.data)[number] = value
         self.numbers[id(value)] = number
-
-    def take_written(self) -> list[list[Any]]:
-        """Return the nodes that were written since the last time."""
-        written, self.written = self.written, []
-        return written
 
     def write_changes(self) -> None:
         """Write the data that came with the request again if it has changed."""
@@ -182,7 +165,7 @@ class Codec:
             return self.objects[number] if number in self.objects else self.data[number]
         _, kind, items = self.incoming.pop(number)
         if number in self.data:
-            self.change(self.data[number], kind, items)
+            fill(kind, self.data[number], self.values(items))
             return self.data[number]
         if kind not in MUTABLE or kind == "ndarray":
             made = self.values(items)
@@ -200,18 +183,6 @@ class Codec:
         """Return the values of items."""
         return items if ATOMS.issuperset(map(type, items)) else [self.value(each) for each in items]
 
-    def change(self, value: Any, kind: str, items: list[Any]) -> None:
-        """Give data of this side its new contents. Raises TypeError for those of another kind."""
-        known = next((self.kinds[base] for base in type(value).__mro__ if base in self.kinds), "")
-        if kind not in MUTABLE or known != kind:
-            raise TypeError(f"a {type(value).__name__} became a {kind}")
-        fill(kind, value, self.values(items))
-
-
-def fields_of(value: Any, names: list[str]) -> list[Any]:
-    """Return the name of a type, the number of its fields, their names, and the values."""
-    return [type(value).__name__, len(names), *names, *(getattr(value, name) for name in names)]
-
 
 def is_special(kind: str, value: Any) -> bool:
     """Return whether a value of a known type has parts that cannot cross."""
@@ -228,21 +199,17 @@ def type_at(path: str) -> Any:
 
 def imported(kind: str) -> Any:
     """Return the type of a kind."""
-    if kind not in LOADED:
-        __import__(ITEMS[kind][0].rpartition(".")[0])
-        LOADED[kind] = type_at(ITEMS[kind][0])
-    return LOADED[kind]
+    __import__(ITEMS[kind][0].rpartition(".")[0])
+    return type_at(ITEMS[kind][0])
 
 
 def build(kind: str, items: list[Any]) -> Any:
     """Return a value of a kind that cannot contain itself."""
     if kind in ("tuple", "frozenset"):
         return getattr(builtins, kind)(items)
-    if kind in ("dict_items", "mappingproxy"):
+    if kind in VIEWS or kind == "mappingproxy":
         made = dict(zip(items[::2], items[1::2]))  # noqa: B905 (Python 3.9)
-        return made.items() if kind == "dict_items" else imported(kind)(made)
-    if kind in VIEWS:
-        return dict.fromkeys(items).keys() if kind == "dict_keys" else dict(enumerate(items)).values()
+        return getattr(made, kind[len("dict_") :])() if kind in VIEWS else imported(kind)(made)
     if kind in ("number", "ndarray"):
         numpy = __import__("numpy")
         data = numpy.frombuffer(items[-1], items[0]) if items[0] != "O" else numpy.empty(len(items[2]), object)
@@ -261,7 +228,7 @@ def empty(kind: str, items: list[Any]) -> Any:
 
 
 def fill(kind: str, value: Any, items: list[Any]) -> None:
-    """Give a value its contents."""
+    """Give a value its contents. Raises an error for a value that cannot change."""
     if isinstance(value, dict):
         items = items[1:] if kind == "defaultdict" else items
         value.clear()

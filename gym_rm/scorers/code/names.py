@@ -66,15 +66,16 @@ def _assertions(tree: ast.Module, names: set[str]) -> list[tuple[ast.AST, set[st
             found.append((node, _used(node, origins)))
         if value is not None:
             used = _used(value, origins)
-            origins.update((name, used) for target in targets for name in _names(target))
+            origins.update((name, used) for target in targets for name in words_of(target))
     return found
 
 
 def _used(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
-    return set[str]().union(*(origins.get(name, set()) for name in _names(node)))
+    return set[str]().union(*(origins.get(name, set()) for name in words_of(node)))
 
 
-def _names(node: ast.AST) -> set[str]:
+def words_of(node: ast.AST) -> set[str]:
+    """Return the names that a part of a program uses."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 

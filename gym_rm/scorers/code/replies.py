@@ -129,6 +129,7 @@ class Block:
             tables += table.get_children()
             for each in table.get_symbols():
                 is_own = table is tables[0] or (table.get_name() == "Solution" and not each.is_global())
+                is_own = is_own or (each.is_declared_global() and each.is_assigned())
                 kind = "imports" if each.is_imported() else "defines" if each.is_assigned() else "lacks"
                 if is_own or each.is_global():
                     names[kind if is_own else "lacks"].add(each.get_name())

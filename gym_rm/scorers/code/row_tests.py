@@ -9,17 +9,15 @@ import dataclasses
 import functools
 import json
 import re
-import symtable
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
-from gym_rm.scorers.code.checker import read_checker
-from gym_rm.scorers.code.names import imports_of, judges, module_of
-from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
-from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases
+from gym_rm.scorers.code.names import imports_of, judges, module_of, words_of
+from gym_rm.scorers.code.replies import Block, fenced_blocks, indented, is_python
+from gym_rm.scorers.code.row_cases import TestsError, fields_of, number, read_cases, read_checker
 from gym_rm.types import Prompt
 
 USUAL_IMPORTS = """
@@ -149,8 +147,8 @@ def _read(data: dict[str, Any], answer: str | None, text: str) -> RowTests:
     """Return the tests of the first field that has some."""
     fields = fields_of(data)
     for name in ("test_list", *fields):
-        if _is_list_of_texts(data.get(name)):
-            return _assert_list({**data, "test_list": data[name]}, text)
+        if listed := _texts(data.get(name)):
+            return _assert_list(listed, data, text)
     for name in ("unit_tests", "test_file", "test", "tests"):
         source = data.get(name)
         if isinstance(source, str) and source.strip() and not source.lstrip().startswith(("{", "[")):
@@ -171,11 +169,12 @@ def _read(data: dict[str, Any], answer: str | None, text: str) -> RowTests:
     )
 
 
-def _is_list_of_texts(value: Any) -> bool:
+def _texts(value: Any) -> list[str]:
+    """Return a list of texts, or JSON of one; of anything else an empty list."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             value = parse_json(value)
-    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []
 
 
 def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
@@ -192,7 +191,7 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
     checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     names = {name, *(each.arg for check in checks for each in check.args.args)}
-    if not counter.asserts or not any(_words(check) & names for check in checks):
+    if not counter.asserts or not any(words_of(check) & names for check in checks):
         raise TestsError("'test' has no case: its function check(candidate) must have an assert and call the candidate")
     return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
@@ -202,32 +201,36 @@ def _unit_tests(name: str, source: str, data: Mapping[str, Any]) -> RowTests:
     entry = data.get("entry_point")
     if isinstance(entry, str) and entry in _undefined([source]):  # BigCodeBench runs tests beside the code
         source = f"from solution import {entry}\n{source}"
-    tests, tree, names = _units(name, source), _parse(name, source), set[str]()
-    nodes, words = [*ast.walk(tree)], _words(tree)
+    tree, counter = _parse(name, source), CountedAsserts()
+    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
+    tree = _NamedImports(imports).visit(tree)
+    mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
+    names = _names_of_solution(tree)
+    if not names and not re.search(r"""["']solution["']""", source):
+        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
+    functions = [each.name for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    units = any(each.startswith("test") or each == "runTest" for each in functions)
+    parts = (ast.unparse(tree) if units else counter.source(tree),)
+    if not units and not counter.asserts:
+        raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
+    return RowTests("program", "", names, "", "", parts, counter.asserts, _undefined(parts), units)
+
+
+def _names_of_solution(tree: ast.Module) -> tuple[str, ...]:
+    """Return the names of the module `solution` that tests use."""
+    nodes, words, names = [*ast.walk(tree)], words_of(tree), set[str]()
     imports = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
     modules = {"solution", *(each.asname for each in imports if each.name == "solution")}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
-            given = {each.asname or each.name: each.name for each in node.names}
-            given = {each: each for each in _undefined([source])} if "*" in given else given
-            names |= {given[each] for each in given.keys() & words}
+            names |= {each.name for each in node.names if (each.asname or each.name) in words}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             names.add(node.attr)
-    if not names and not re.search(r"""["']solution["']""", source):
-        raise TestsError(f"{name!r} has no test that uses a name of the module 'solution', which is the code")
-    return dataclasses.replace(tests, names=tuple(sorted(names)))
+    return tuple(sorted(names))
 
 
-def _words(tree: ast.AST) -> set[str]:
-    """Return the names that a program uses."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
-    listed = data["test_list"]
-    listed = parse_json(listed) if isinstance(listed, str) and listed.lstrip().startswith("[") else listed
-    if not isinstance(listed, list) or not all(isinstance(source, str) for source in listed):
-        raise TestsError(f"'test_list' must be a list of texts with asserts, got {listed!r:.80}")
+def _assert_list(listed: Sequence[str], data: Mapping[str, Any], text: str) -> RowTests:
     imports = data.get("test_imports") or []
     lines = [*(imports if isinstance(imports, list) else []), str(data.get("test_setup_code") or "")]
     setup = ast.unparse(_parse("test_setup_code", "\n".join(lines)))
@@ -241,7 +244,7 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     first = "\n".join([*imports_of(missing, trees, known=name), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
-    if not counter.asserts or not any(name in _words(tree) for tree in trees):
+    if not counter.asserts or not any(name in words_of(tree) for tree in trees):
         raise TestsError(f"'test_list' has no case: expected asserts that call {name!r}, got {listed!r:.80}")
     return RowTests("program", name, (), stub, preamble, parts, counter.asserts, _undefined(parts))
 
@@ -287,22 +290,6 @@ def _helpers(preamble: str) -> str:
     return ast.unparse(tree)
 
 
-def _units(name: str, source: str) -> RowTests:
-    tree, counter = _parse(name, source), CountedAsserts()
-    imports = ast.parse("\n".join(imports_of(_undefined([source]), [tree]))).body
-    tree = _NamedImports(imports).visit(tree)
-    mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
-    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
-    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    if any(each.name.startswith("test") or each.name == "runTest" for each in functions):
-        parts = (ast.unparse(tree),)
-        return RowTests("program", parts=parts, undefined=_undefined(parts), units=True)
-    parts = (counter.source(tree),)
-    if not counter.asserts:
-        raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
-    return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
-
-
 class _NamedImports(ast.NodeTransformer):
     """Replaces `from solution import *`: the model's code must not choose names of the tests."""
 
@@ -317,21 +304,10 @@ class _NamedImports(ast.NodeTransformer):
 
 def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names that a program uses and does not define."""
-    known, used = {*dir(builtins), "__name__", "__file__", "_gym_rm_assert"}, dict[str, None]()
-    try:
-        tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
-    except SyntaxError as error:  # of what only the whole program shows, such as `return` outside of a function
-        raise TestsError(f"the tests are not Python: {error}") from error
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        outermost = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if (symbol.is_assigned() or symbol.is_imported()) and (outermost or symbol.is_declared_global()):
-                known.add(symbol.get_name())
-            elif outermost or symbol.is_global():
-                used[symbol.get_name()] = None
-    return tuple(name for name in used if name not in known)
+    program = Block.of("\n".join(sources))
+    if not program.is_program:  # what only the whole shows, such as `return` outside of a function
+        raise TestsError("the tests are not Python, or return outside of a function")
+    return tuple(sorted(program.lacks - {"__name__", "__file__", "_gym_rm_assert"}))
 
 
 def _parse(name: str, source: str) -> ast.Module:

@@ -164,11 +164,7 @@ class CodeScorer(NeverCopied):
         code = extract_code(reply, names=tests.names)
         if code is None or not code.strip():
             return CodeVerdict("no_code", 0, tests.total, message="the reply has no code")
-        try:
-            code.encode()
-        except UnicodeEncodeError as error:
-            return CodeVerdict("syntax_error", 0, tests.total, message=f"the code cannot be encoded: {error}"[:200])
-        return code, tests
+        return clean(code), tests
 
     def _grade(self, code: str, tests: RowTests) -> CodeVerdict:
         try:

@@ -35,21 +35,16 @@ class CodeVerdict:
         return cls("error", 0, total, error=error)
 
 
-def lines_of(output: str) -> list[str]:
-    """Return the lines of an output as they are compared: no spaces at their ends, no empty lines at the end."""
-    return [line.rstrip() for line in output.rstrip().splitlines()]
-
-
 _BETWEEN = re.compile(r"([\s\[\](){},;:=]+)")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
 
 
 def is_output(output: str, expected: str, tolerance: float) -> bool:
-    """Return whether a program printed what was expected, except for spaces at the ends of lines.
+    """Return whether a program printed what was expected, except for spaces at the ends of lines and of the text.
 
     Numbers that are expected with a decimal point or an exponent may differ by `tolerance`, absolute or relative.
     """
-    lines, wanted = lines_of(output), lines_of(expected)
+    lines, wanted = ([line.rstrip() for line in each.rstrip().splitlines()] for each in (output, expected))
     words, hoped = (_BETWEEN.split("\n".join(each)) for each in (lines, wanted))
     return lines == wanted or (len(words) == len(hoped) and all(map(_is_near, words, hoped, [tolerance] * len(words))))
 

@@ -134,10 +134,9 @@ PAYLOADS = [
     "[True,(1,),[[1,'instance',[0]]]]",
     "[True,(1,),[[1,'enum',['X','Y']]]]",
     "[True,(1,),[[1,'object',[5]]]]",
-    "[True,(1,),[[1,'namedtuple',['a b',1,'x',1]]]]",
-    "[True,(1,),[[1,'record',['X',1,'__class__',1]]]]",
-    "[True,(1,),[[1,'record',['X',1,'index',(3,)]],[3,'function',[]]]]",
-    "[True,(1,),[[1,'namedtuple',['X',1,'index',(3,)]],[3,'function',[]]]]",
+    "[True,(1,),[[1,'namedtuple',['a b','x',1]]]]",
+    "[True,(1,),[[1,'namedtuple',['X','index',(3,)]],[3,'function',[]]]]",
+    "[True,(1,),[[1,'namedtuple',['X',(5,),(3,)]],[5,'tuple',['index']],[3,'function',[]]]]",
     "[True,(1,),[[1,'ZoneInfo',['../../etc/passwd']]]]",
     "[True,(1,),[[1,'ndarray',['O',(3,),b'']],[3,'tuple',[1]]]]",
     "[True,(1,),[[1,'defaultdict',[5]]]]",
@@ -170,6 +169,11 @@ OTHERS = {
     + "from types import SimpleNamespace\ndef f(*a, **k): return SimpleNamespace(**vars(Fields()))\n",
     "a class as result": METHODS_AS_FIELDS.replace("@dataclass\n", "")
     + "class Stack(Fields):\n    def __getattr__(s, n): return lambda *a: Stack\ndef f(*a, **k): return Stack\n",
+    "a class for a function": METHODS.replace("RET2", "0").replace("RET", "0").replace("SUB", "0.0") + "f = Stack\n",
+    "a class for methods": METHODS.replace("RET2", "0").replace("RET", "0").replace("SUB", "0.0")
+    + "class Other(Stack): pass\nStack.pop = Stack.items = Stack.name = Stack.mean = Other\n",
+    "the class itself for methods": METHODS.replace("RET2", "0").replace("RET", "0").replace("SUB", "0.0")
+    + "Stack.pop = Stack.items = Stack.name = Stack.mean = f = Stack\n",
     "lying class": "class X:\n __class__=property(lambda s:int)\n def __eq__(s,o): return True\ndef f(*a,**k): return X()",
     "meta": "class M(type):\n def __eq__(s,o): return True\n __hash__=type.__hash__\n def __instancecheck__(s,o): return True\nclass X(metaclass=M): pass\ndef f(*a,**k): return X",
     "replaced builtins": "import builtins\nfor n in ('isinstance','len','all','any','sorted','set','abs','round','type','getattr','iter','next','map','list','tuple','dict'):\n setattr(builtins,n,lambda *a,**k: True)\ndef f(*a,**k): return True",

@@ -36,11 +36,6 @@ RIGHT = {
         "from collections import deque\ndef f(): return deque([1,2],maxlen=2)",
         "r=f(); r.appendleft(0); assert list(r)==[0,1]; assert r.maxlen==2",
     ),
-    "dataclass": (
-        "f",
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n x:int\n y:list\ndef f(): return P(1,[2])",
-        "r=f(); assert r.x==1 and r.y==[2]; assert f()==f()",
-    ),
     "datetime": (
         "f",
         "import datetime\ndef f(): return datetime.datetime(2020,1,2,tzinfo=datetime.timezone.utc)",
@@ -87,8 +82,8 @@ RIGHT = {
     "items view": ("f", "def f(): return {'a':[1]}.items()", "assert list(f())==[('a',[1])]"),
     "complex bytes": (
         "f",
-        "def f(): return [1j, b'x', bytearray(b'y'), frozenset([1]), slice(1,2,None), ...][:5]",
-        "assert f()==[1j,b'x',bytearray(b'y'),frozenset([1]),slice(1,2,None)]",
+        "def f(): return [1j, b'x', bytearray(b'y'), frozenset([1]), ...][:4]",
+        "assert f()==[1j,b'x',bytearray(b'y'),frozenset([1])]",
     ),
     "bigint": ("f", "def f(): return 10**9000", "assert f()==10**9000; assert len(str(f()))==9001"),
     "subclassed list": (
@@ -163,11 +158,6 @@ RIGHT = {
         "async def f(x): raise KeyError(x)",
         "try:\n    asyncio.run(f(1)); assert False\nexcept KeyError as e:\n    assert e.args==(1,)",
     ),
-    "async gen": (
-        "f",
-        "async def f(n):\n for k in range(n): yield k",
-        "async def main(): return [x async for x in f(3)]\nassert asyncio.run(main())==[0,1,2]",
-    ),
     "generator": (
         "f",
         "def f(n):\n for k in range(n): yield k",
@@ -230,7 +220,6 @@ RIGHT = {
     "type result": ("f", "def f(x): return type(x)", "assert f(1) is int and f('') is str"),
     "types given": ("f", "def f(t,x): return t(x)", "assert f(int,'3')==3"),
     "nan": ("f", "def f(): return float('nan')", "import math\nassert math.isnan(f())"),
-    "none": ("f", "def f(): return None", "assert f() is None"),
     "big list": ("f", "def f(n): return list(range(n))", "assert f(100000)==list(range(100000))"),
     "deep": (
         "f",
@@ -267,6 +256,11 @@ RIGHT = {
         "Stack",
         "class Stack:\n def __init__(s): s.i=[]\n def push(s,x): s.i.append(x); return s\n def pop(s): return s.i.pop()\n def __len__(s): return len(s.i)\n def __contains__(s,x): return x in s.i\n def __iter__(s): return iter(s.i)\n def __getitem__(s,k): return s.i[k]\n def __bool__(s): return bool(s.i)\n def __repr__(s): return f'Stack({s.i})'",
         "s=Stack(); assert not s; assert s.push(1) is s; s.push(2).push(3); assert len(s)==3; assert list(s)==[1,2,3]; assert s[0]==1; assert s.pop()==3; assert s; assert repr(s)=='Stack([1, 2])'; assert isinstance(s,Stack)\ntry:\n    s[10]; assert False\nexcept IndexError: pass",
+    ),
+    "class: small letters": (
+        "stack",
+        "class stack:\n def __init__(s): s.i=[]\n def push(s,x): s.i.append(x)\n def pop(s): return s.i.pop()\n @classmethod\n def of(c,x): r=c(); r.push(x); return r",
+        "s=stack(); s.push(1); assert s.pop()==1; assert isinstance(s,stack); assert stack.of(2).pop()==2",
     ),
     "class: contains": (
         "S",
@@ -441,10 +435,16 @@ NEEDS_OBJECTS = {
         "assert A(1) == 1",
         "compare a A with a int",
     ),
-    "a record that is changed": (
+    "a record": (
         "f",
         "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\ndef f(): return P(1)",
-        "f().x = 2",
-        "change",
+        "assert f().x == 1",
+        ".x of an object of the type P",
+    ),
+    "an asynchronous generator": (
+        "f",
+        "async def f(n):\n for k in range(n): yield k",
+        "async def main(): return [x async for x in f(3)]\nassert asyncio.run(main()) == [0, 1, 2]",
+        "async for",
     ),
 }
