@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import dataclasses
 import enum
 import marshal
 import sys
@@ -56,6 +57,7 @@ class Connection(Codec):
         self.new: set[int] = set()  # ids of the handles of the last answer
         self.classes: dict[str, Any] = {}
         self.named: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self.records: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.originals = sys.stdin, builtins.input, builtins.print
 
     def refuse(self, text: str) -> Any:
@@ -169,9 +171,22 @@ class Connection(Codec):
     def _make_namedtuple(self, name: str, fields: tuple[str, ...], *values: Any) -> Any:
         known = self.classes.get(name)
         kind: Any = known if getattr(known, "_fields", None) == fields else self.namedtuple_class(name, fields)
-        if any(callable(value) and field in plain_names() for field, value in zip(kind._fields, values)):  # noqa: B905
+        return kind(*self.without_methods(kind._fields, values))
+
+    def _make_record(self, name: str, fields: tuple[str, ...], *values: Any) -> Any:
+        """Return the fields of a dataclass, whose methods are refused."""
+        if (name, fields) not in self.records:
+            missing = {"__getattr__": lambda _, attribute: self.refuse_attribute(attribute, name)}
+            made: Any = dataclasses.make_dataclass(name, fields, frozen=True, namespace=missing)
+            made.__setattr__ = lambda *_: self.refuse(f"the tests change an object of the type {name}")
+            self.records[name, fields] = made
+        return self.records[name, fields](*self.without_methods(fields, values))
+
+    def without_methods(self, fields: tuple[str, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the values of fields. Raises TypeError for one that would be called as a method of data."""
+        if any(callable(value) and field in plain_names() for field, value in zip(fields, values)):  # noqa: B905
             raise TypeError("a field that would be called as a method of data")
-        return kind(*values)
+        return values
 
     def _make_error(self, paths: tuple[str, ...], args: tuple[Any, ...], attributes: Any, text: str) -> Any:
         """Return an exception of the most special class that the tests know, or of one that extends it."""

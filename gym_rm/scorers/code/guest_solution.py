@@ -159,6 +159,11 @@ class SolutionServer(Codec):
                 *items[1]
             )
         own: Any = self.names.get(items[0])
+        if kind == "record":
+            value = object.__new__(own)
+            for name, item in zip(items[1], items[2:]):  # noqa: B905 (Python 3.9)
+                object.__setattr__(value, name, item)
+            return value
         return tuple(items[2:]) if own is None else own(*items[2:])
 
     def find(self, name: str) -> Any:

@@ -133,6 +133,8 @@ class Codec:
                 return "namedtuple", [type(value).__name__, tuple(value._fields), *tuple.__iter__(value)]
             if kind and not is_special(kind, value):
                 return kind, ITEMS[kind][1](value)
+        if fields := tuple(getattr(type(value), "__dataclass_fields__", ())):
+            return "record", [type(value).__name__, fields, *(getattr(value, name) for name in fields)]
         return self.other(value)
 
     def keep(self, number: int, kind: str, value: Any) -> None:

@@ -136,6 +136,8 @@ PAYLOADS = [
     "[True,(1,),[[1,'object',[5]]]]",
     "[True,(1,),[[1,'namedtuple',['a b','x',1]]]]",
     "[True,(1,),[[1,'namedtuple',['X','index',(3,)]],[3,'function',[]]]]",
+    "[True,(1,),[[1,'record',['X',(5,),1]],[5,'tuple',['__class__']]]]",
+    "[True,(1,),[[1,'record',['X',(5,),(3,)]],[5,'tuple',['index']],[3,'function',[]]]]",
     "[True,(1,),[[1,'namedtuple',['X',(5,),(3,)]],[5,'tuple',['index']],[3,'function',[]]]]",
     "[True,(1,),[[1,'ZoneInfo',['../../etc/passwd']]]]",
     "[True,(1,),[[1,'ndarray',['O',(3,),b'']],[3,'tuple',[1]]]]",

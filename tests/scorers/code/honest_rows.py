@@ -36,6 +36,11 @@ RIGHT = {
         "from collections import deque\ndef f(): return deque([1,2],maxlen=2)",
         "r=f(); r.appendleft(0); assert list(r)==[0,1]; assert r.maxlen==2",
     ),
+    "dataclass": (
+        "f",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n x:int\n y:list\ndef f(): return P(1,[2])",
+        "r=f(); assert r.x==1 and r.y==[2]; assert f()==f()",
+    ),
     "datetime": (
         "f",
         "import datetime\ndef f(): return datetime.datetime(2020,1,2,tzinfo=datetime.timezone.utc)",
@@ -435,11 +440,11 @@ NEEDS_OBJECTS = {
         "assert A(1) == 1",
         "compare a A with a int",
     ),
-    "a record": (
+    "a record that is changed": (
         "f",
         "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\ndef f(): return P(1)",
-        "assert f().x == 1",
-        ".x of an object of the type P",
+        "f().x = 2",
+        "change",
     ),
     "an asynchronous generator": (
         "f",
