@@ -107,7 +107,7 @@ class Layout:
         share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
         self._most = share * request.cluster.device.memory.value - request.cluster.device.reserved.value
         self.resident, self.extra = self._needs(self.spans[-1][0])
-        self.fastest = self._within(self._most, self._peak)
+        self.fastest = self._within(self._most, lambda size: self._memory(size)[1])
 
     def asleep(self) -> Layout:
         """Return the layout of a component whose weights and state leave the GPUs while others work."""
@@ -172,9 +172,6 @@ class Layout:
                 self._known[key] = sum(item.bytes for item in memory.resident), memory.peak
             self._memories[size] = self._known[key]
         return self._memories[size]
-
-    def _peak(self, size: int) -> float:
-        return self._memory(size)[1]
 
     def _needs(self, size: int) -> tuple[float, float]:
         """Return `resident` and `extra` of a size."""

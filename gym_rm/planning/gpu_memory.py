@@ -47,14 +47,10 @@ class ComponentMemory:
     phases: tuple[tuple[Phase, tuple[Instant, ...]], ...]
 
     @property
-    def largest(self) -> float:
-        """Bytes of the largest instant."""
-        return max((instant.bytes for _, instants in self.phases for instant in instants), default=0.0)
-
-    @property
     def peak(self) -> float:
         """Peak in bytes, if nothing else is on the GPU."""
-        return sum(item.bytes for item in self.working) + self.largest
+        largest = max(instant.bytes for _, instants in self.phases for instant in instants)
+        return sum(item.bytes for item in self.working) + largest
 
 
 def component_memory(component: Component, choice: Choice, workload: StepWorkload, device: Device) -> ComponentMemory:
@@ -305,7 +301,6 @@ class _Estimate:
 
     @property
     def num_seqs(self) -> int:
-        """Conversations that run at a time."""
         return min(self.choice.max_num_seqs or self.workload.conversations, self.workload.conversations)
 
     def generation(self) -> ComponentMemory:
