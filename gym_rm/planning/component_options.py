@@ -114,7 +114,7 @@ class Layout:
         layout = copy.copy(self)
         layout.choice = replace(self.choice, sleeps=True)
         layout.resident, layout.extra = layout._needs(self.spans[-1][0])
-        layout.fastest = self.fastest and layout.option(layout._size(self.fastest.choice))
+        layout.fastest = self.fastest and layout.option(getattr(self.fastest.choice, self._name))
         return layout
 
     @property
@@ -145,10 +145,6 @@ class Layout:
     @property
     def _name(self) -> str:
         return "max_num_seqs" if self.component.role is Role.GENERATION else "max_num_batched_tokens"
-
-    def _size(self, choice: Choice) -> int:
-        size: int = getattr(choice, self._name)
-        return size
 
     def _times(self, size: int) -> Seconds:
         if size not in self._seconds:
