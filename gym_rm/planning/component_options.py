@@ -107,14 +107,14 @@ class Layout:
         share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
         self._most = share * request.cluster.device.memory.value - request.cluster.device.reserved.value
         self.resident, self.extra = self._needs(self.spans[-1][0])
-        self.fastest = self._within(self._most, self._peak)
+        self.fastest = self._within(self._most, lambda size: self._memory(size)[1])
 
     def asleep(self) -> Layout:
         """Return the layout of a component whose weights and state leave the GPUs while others work."""
         layout = copy.copy(self)
         layout.choice = replace(self.choice, sleeps=True)
         layout.resident, layout.extra = layout._needs(self.spans[-1][0])
-        layout.fastest = self.fastest and layout.option(layout._size(self.fastest.choice))
+        layout.fastest = self.fastest and layout.option(getattr(self.fastest.choice, self._name))
         return layout
 
     @property
@@ -146,10 +146,6 @@ class Layout:
     def _name(self) -> str:
         return "max_num_seqs" if self.component.role is Role.GENERATION else "max_num_batched_tokens"
 
-    def _size(self, choice: Choice) -> int:
-        size: int = getattr(choice, self._name)
-        return size
-
     def _times(self, size: int) -> Seconds:
         if size not in self._seconds:
             choice = replace(self.choice, **{self._name: size})  # type: ignore[arg-type]
@@ -172,9 +168,6 @@ class Layout:
                 self._known[key] = sum(item.bytes for item in memory.resident), memory.peak
             self._memories[size] = self._known[key]
         return self._memories[size]
-
-    def _peak(self, size: int) -> float:
-        return self._memory(size)[1]
 
     def _needs(self, size: int) -> tuple[float, float]:
         """Return `resident` and `extra` of a size."""

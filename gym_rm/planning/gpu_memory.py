@@ -47,14 +47,10 @@ class ComponentMemory:
     phases: tuple[tuple[Phase, tuple[Instant, ...]], ...]
 
     @property
-    def largest(self) -> float:
-        """Bytes of the largest instant."""
-        return max((instant.bytes for _, instants in self.phases for instant in instants), default=0.0)
-
-    @property
     def peak(self) -> float:
         """Peak in bytes, if nothing else is on the GPU."""
-        return sum(item.bytes for item in self.working) + self.largest
+        largest = max(instant.bytes for _, instants in self.phases for instant in instants)
+        return sum(item.bytes for item in self.working) + largest
 
 
 def component_memory(component: Component, choice: Choice, workload: StepWorkload, device: Device) -> ComponentMemory:
@@ -246,7 +242,8 @@ class _Estimate:
     def update(self) -> tuple[Instant, ...]:
         """Return the instants of an update: the end of the forward, both ends of the backward, the optimizer step."""
         shape, component = self.shape, self.component
-        tokens = min(float(self.choice.max_num_batched_tokens), self.rows * self.length)
+        of_update = rows_of_update(self.choice, self.workload) * self.length
+        tokens = min(float(self.choice.max_num_batched_tokens), of_update)
         layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora is not None)
         steps, text = layers.backward.of(tokens, self.length), "gradients inside a layer"
         if self.choice.gradient_checkpointing:
@@ -264,7 +261,7 @@ class _Estimate:
             backward.append(self.logits(LOGITS_KEPT + LOGITS_BACKWARD, tokens, text))
         size = self.trained() * (4.0 if self.wide else self.size)
         gradients = self.item("gradients", size, "one for each trained parameter")
-        if self.cpu or self.rows * self.length > self.choice.max_num_batched_tokens:  # of the batches before
+        if self.cpu or of_update > self.choice.max_num_batched_tokens:  # of the batches before
             forward.append(gradients)
             backward.append(gradients)
         if self.fsdp > 1:
@@ -278,11 +275,6 @@ class _Estimate:
             self.instant("backward, first layer", gradients, *last, most=most),
             self.instant("optimizer step", gradients, temporary, most=most),
         )
-
-    @property
-    def rows(self) -> int:
-        """Conversations of the rank with the most, in one update."""
-        return rows_of_update(self.choice, self.workload)
 
     def optimizer_step(self) -> float:
         """Return the bytes of temporary tensors: two copies of the parameter that is updated, the largest in turn.
@@ -305,7 +297,6 @@ class _Estimate:
 
     @property
     def num_seqs(self) -> int:
-        """Conversations that run at a time."""
         return min(self.choice.max_num_seqs or self.workload.conversations, self.workload.conversations)
 
     def generation(self) -> ComponentMemory:

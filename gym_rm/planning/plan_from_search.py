@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gym_rm.planning.component_options import PHASES, phase_clocks
-from gym_rm.planning.gpu_memory import component_memory
+from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
+from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.plan import SIZES, ComponentPlan, MemoryItem, Phase, PhaseMemory, PhaseTime, Plan, PoolPlan, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.search import PoolChoice, SearchResult
@@ -24,7 +25,8 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
     pools, times = [], []
     for pool, gpus in zip(result.pools, result.gpus, strict=True):
         members = [components[name] for name in pool.names]
-        worked = pool_times(request, pool, members)
+        memories = [component_memory(part, how, work, device) for part, how in zip(members, pool.choices, strict=True)]
+        worked = _pool_times(request, pool, members, memories)
         times += worked
         pools.append(
             PoolPlan(
@@ -33,7 +35,7 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
                 gpu_memory=device.memory.value,
                 gpus=gpus,
                 components=tuple(map(_component_plan, members, pool.choices)),
-                memory=pool_memory(request, pool, members),
+                memory=_pool_memory(device, pool, memories),
                 busy_seconds=sum(time.seconds for time in worked),
             )
         )
@@ -74,33 +76,31 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
     )
 
 
-def pool_memory(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> tuple[PhaseMemory, ...]:
+def _pool_memory(device: Device, pool: PoolChoice, memories: Sequence[ComponentMemory]) -> tuple[PhaseMemory, ...]:
     """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
-    device, kept = request.cluster.device, request.cluster.device.reserved
+    kept = device.reserved
     reserved = MemoryItem("reserved", device.processor, kept.value, kept.basis, kept.source)
-    memories = {
-        component.name: component_memory(component, choice, request.workload, device)
-        for component, choice in zip(members, pool.choices, strict=True)
-    }
-    awake = [name for name, choice in zip(pool.names, pool.choices, strict=True) if not choice.sleeps]
+    awake = [memory for memory, choice in zip(memories, pool.choices, strict=True) if not choice.sleeps]
     phases = []
-    for name, memory in memories.items():
-        waiting = [item for other in awake if other != name for item in memories[other].resident]
+    for name, memory in zip(pool.names, memories, strict=True):
+        waiting = [item for other in awake if other is not memory for item in other.resident]
         for phase, instants in memory.phases:
             phases.append(PhaseMemory(phase, name, (reserved, *memory.working, *waiting), instants))
     return tuple(sorted(phases, key=lambda memory: PHASES.index(memory.phase)))
 
 
-def pool_times(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> list[PhaseTime]:
+def _pool_times(
+    request: PlanRequest, pool: PoolChoice, members: Sequence[Component], memories: Sequence[ComponentMemory]
+) -> list[PhaseTime]:
     """Return the seconds of each component of a pool in each phase."""
-    device, times = request.cluster.device, []
+    times = []
     together = {Role.POLICY, Role.GENERATION} <= {component.role for component in members}
-    for component, choice in zip(members, pool.choices, strict=True):
+    for component, choice, memory in zip(members, pool.choices, memories, strict=True):
         site = pool.place.of(component).site(request.cluster)
         clocks = phase_clocks(component, choice, request, site, together=together, crosses=pool.crosses)
         if choice.sleeps:
-            memory = component_memory(component, choice, request.workload, device)
-            clocks[Phase.WAKE] = wake_times(component, sum(item.bytes for item in memory.resident), device)
+            size = sum(item.bytes for item in memory.resident)
+            clocks[Phase.WAKE] = wake_times(component, size, request.cluster.device)
         for phase, clock in clocks.items():
             if parts := clock.parts():
                 times.append(PhaseTime(phase, component.name, "+".join(pool.names), clock.total, parts))

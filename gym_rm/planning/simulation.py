@@ -103,19 +103,6 @@ def simulate(plan: Plan, settings: SimulationSettings | None = None) -> Simulati
     return _Job(plan, settings or SimulationSettings()).run()
 
 
-def checkpoint_interval(checkpoint_seconds: float, failure_seconds: float) -> float:
-    """Return the seconds of training between checkpoints that lose the least: sqrt(2 C M).
-
-    Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974. The share of time that
-    is then lost is about `C / interval + (interval / 2 + restart) / M`.
-
-    Args:
-        checkpoint_seconds: C, time of a checkpoint.
-        failure_seconds: M, mean time between failures of the job: `gpu_hours * 3600 / GPUs`.
-    """
-    return math.sqrt(2 * checkpoint_seconds * failure_seconds)
-
-
 class _Pool:
     """GPUs that work together: their replicas' events, and the failures of the GPUs in the order of time."""
 
@@ -297,13 +284,13 @@ class _Job:
         return np.exp(spread * random.standard_normal(count) - spread**2 / 2)
 
     def _checkpoint_every(self) -> int:
-        """Return the steps between checkpoints."""
+        """Return the steps between checkpoints, by default those of J. W. Young (1974), which lose the least time."""
         settings, gpus = self._settings, sum(pool.size for pool in self._trainers)
         if settings.checkpoint_every is not None:
             return settings.checkpoint_every
         if not gpus or settings.gpu_hours is None:
             return settings.num_steps + 1  # never
-        interval = checkpoint_interval(settings.checkpoint_seconds, settings.gpu_hours * 3600 / gpus)
+        interval = math.sqrt(2 * settings.checkpoint_seconds * settings.gpu_hours * 3600 / gpus)
         return max(1, round(interval / self._plan.step_seconds))
 
     def _result(self, ends: list[float], repeated: int) -> SimulationResult:

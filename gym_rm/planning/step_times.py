@@ -205,33 +205,21 @@ class _Work:
         """Add the unique tokens of every turn: prompts once, replies once each."""
         work, prompt = self.workload, self.workload.prompts.mean
         conversations, tokens, pairs = self.scored_rows()
-        batches = self.batches(tokens)
-        self.forward(
-            tokens=tokens,
-            pairs=pairs,
-            batches=batches,
-            head_tokens=conversations * work.turns,
-            length=prompt + work.growth,
-        )
         if self.device.is_cpu:
             rendered = conversations * work.turns * (prompt + work.growth)
             text = "chat template and tokenizer, 5 us for each token"
             self.clock.add(TEXT, rendered * RENDERING, Basis.ASSUMPTION, text)
-        self.gathers(batches)
-        return self.clock
+        return self.one_forward(tokens, pairs, head_tokens=conversations * work.turns)
 
     def log_probs(self) -> PhaseClock:
         """Add one forward over all conversations, each with its prompt, and the head on the tokens after the prompt."""
-        work = self.workload
         conversations, tokens, pairs = self.training_rows(updates=1)
-        batches = self.batches(tokens)
-        self.forward(
-            tokens=tokens,
-            pairs=pairs,
-            batches=batches,
-            head_tokens=conversations * work.growth,
-            length=work.prompts.mean + work.growth,
-        )
+        return self.one_forward(tokens, pairs, head_tokens=conversations * self.workload.growth)
+
+    def one_forward(self, tokens: float, pairs: float, *, head_tokens: float) -> PhaseClock:
+        """Add one forward over whole conversations in as many batches as they make."""
+        length, batches = self.workload.prompts.mean + self.workload.growth, self.batches(tokens)
+        self.forward(tokens=tokens, pairs=pairs, batches=batches, head_tokens=head_tokens, length=length)
         self.gathers(batches)
         return self.clock
 

@@ -11,7 +11,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Phase
 from gym_rm.planning.plan_from_search import make_plan
 from gym_rm.planning.search import search
-from gym_rm.planning.simulation import SimulationSettings, _Pool, checkpoint_interval, simulate
+from gym_rm.planning.simulation import SimulationSettings, _Pool, simulate
 from tests.planning import plans
 from tests.planning.requests import cluster, grpo
 
@@ -95,7 +95,7 @@ def test_failures_come_in_proportion_to_gpus():
 def test_the_cost_of_failures_agrees_with_the_formula_of_daly(factor):
     """J. T. Daly, "A higher order estimate of the optimum checkpoint interval", 2006, equation 3."""
     save, restart, gpus, mean = 0.5, 5.0, 8, 100.0  # mean seconds between failures of the job
-    every = max(1, round(checkpoint_interval(save, mean) / 2.0 * factor))
+    every = max(1, round(math.sqrt(2 * save * mean) / 2.0 * factor))
     changes = {"gpu_hours": mean * gpus / 3600, "checkpoint_seconds": save, "checkpoint_every": every}
     result = simulate(trained(gpus), of(**{**STEADY, **changes}, num_steps=20_000, load_seconds=0.0))
     interval = every * 2.0 + save
@@ -108,7 +108,7 @@ def test_youngs_interval_is_the_default_and_loses_the_least():
     changes = {**STEADY, "gpu_hours": 1.0, "checkpoint_seconds": 1.0, "num_steps": 5000}
     usual = simulate(trained(8), of(**changes))
     others = [simulate(trained(8), of(**changes, checkpoint_every=every)).seconds for every in (2, 200)]
-    assert usual.checkpoint_every == round(checkpoint_interval(1.0, 450.0) / 2.0)
+    assert usual.checkpoint_every == round(math.sqrt(2 * 1.0 * 450.0) / 2.0)
     assert usual.seconds < min(others)
 
 

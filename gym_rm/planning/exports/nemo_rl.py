@@ -126,16 +126,8 @@ NEMO_RL = Library(
         Row("cluster.num_nodes", "policy", lambda parts, _: _nodes(parts)),
         Row("cluster.gpus_per_node", "policy", lambda parts, _: parts.plan.nodes[0]),
         Row("policy.generation.colocated.enabled", "generation", _colocated),
-        Row(
-            f"{_GENERATION}.num_nodes",
-            "generation",
-            lambda parts, each: None if _colocated(parts) else parts.nodes(each),
-        ),
-        Row(
-            f"{_GENERATION}.gpus_per_node",
-            "generation",
-            lambda parts, each: None if _colocated(parts) else parts.gpus_per_node(each),
-        ),
+        Row(f"{_GENERATION}.num_nodes", "generation", Parts.nodes, lambda parts: not _colocated(parts)),
+        Row(f"{_GENERATION}.gpus_per_node", "generation", Parts.gpus_per_node, lambda parts: not _colocated(parts)),
         Row(f"{_VLLM}.precision", "generation", "dtype"),
         Row(f"{_VLLM}.tensor_parallel_size", "generation", "tensor_parallel_size"),
         Row(f"{_VLLM}.gpu_memory_utilization", "generation", Parts.memory_share),

@@ -23,12 +23,14 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 class Row:
     """A setting of a library for each subject that the plan has.
 
-    Its value is the subject's field of a name, or that of a function of the parts and the subject; None leaves it out.
+    Its value is the subject's field of a name, or that of a function of the parts and the subject. It is left out where
+    this is None, or `when` does not hold.
     """
 
     name: str
     of: Subject
     value: str | Callable[[Parts, Any], Any]
+    when: Callable[[Parts], bool] = lambda parts: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ def write(parts: Parts, library: Library) -> Flags:
     check(parts, [row for row in library.rows if isinstance(row, Only)])
     parts.require()
     lines = library.commands(parts)
-    settings = [(row, each) for row in library.rows if isinstance(row, Row) for each in parts.of(row.of)]
-    for row, subject in settings:
+    written = [row for row in library.rows if isinstance(row, Row) and row.when(parts)]
+    for row, subject in [(each, subject) for each in written for subject in parts.of(each.of)]:
         value = read(subject, row.value) if isinstance(row.value, str) else row.value(parts, subject)
         line = None if value is None else library.line(row.name, value)
         lines += [] if line is None else [line]

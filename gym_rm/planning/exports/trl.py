@@ -6,7 +6,6 @@ of `gym_rm.adapters.trl`: TRL would load a reward model in the policy's dtype, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from gym_rm.planning.exports.parts import Parts, options_of
@@ -108,13 +107,12 @@ def _commands(parts: Parts) -> list[str]:
     return [serve, launch]
 
 
-def _colocated(value: Callable[[Parts, Any], Any]) -> Callable[[Parts, Any], Any]:
-    """Return a function for a setting of vLLM in the processes of the policy."""
-    return lambda parts, each: value(parts, each) if _mode(parts) == "colocate" else None
+def _colocated(parts: Parts) -> bool:
+    return _mode(parts) == "colocate"
 
 
 def _of_engine(parts: Parts, generation: ComponentPlan) -> tuple[str]:
-    return ("bfloat16" if _mode(parts) == "colocate" else generation.dtype,)
+    return ("bfloat16" if _colocated(parts) else generation.dtype,)
 
 
 def _rows(parts: Parts, generation: ComponentPlan) -> tuple[int | None]:
@@ -144,7 +142,7 @@ TRL = Library(
         Only("policy", "master_weights", lambda _, each: (True, bool(each.lora)), "peft has adapters in float32"),
         Only("policy reference", "tensor_parallel_size", (1,), "GRPOTrainer has no tensor parallelism"),
         Only("policy reference reward_model", "sleeps", (False,), "it stays on the GPU while others work"),
-        Only("generation", "sleeps", lambda parts, _: (False, _mode(parts) == "colocate"), "a server does not"),
+        Only("generation", "sleeps", lambda parts, _: (False, _colocated(parts)), "a server does not"),
         Only("generation", "dtype", _of_engine, "its vLLM takes the dtype in config.json, mostly bfloat16"),
         Only("reference", "dtype", lambda *each: (_loaded(*each),), "it has that of policy.dtype and master_weights"),
         same("reference", "fsdp_size", "it is sharded as the policy"),
@@ -162,10 +160,10 @@ TRL = Library(
         Row("gradient_checkpointing", "policy", "gradient_checkpointing"),
         Row("use_vllm", "policy", lambda parts, _: _mode(parts) is not None),
         Row("vllm_mode", "generation", _mode),
-        Row("vllm_tensor_parallel_size", "generation", _colocated(lambda _, each: each.tensor_parallel_size)),
-        Row("vllm_gpu_memory_utilization", "generation", _colocated(Parts.memory_share)),
-        Row("vllm_enable_sleep_mode", "generation", _colocated(lambda _, each: each.sleeps)),
-        Row("vllm_max_model_length", "generation", _colocated(lambda parts, _: parts.max_total)),
+        Row("vllm_tensor_parallel_size", "generation", "tensor_parallel_size", _colocated),
+        Row("vllm_gpu_memory_utilization", "generation", Parts.memory_share, _colocated),
+        Row("vllm_enable_sleep_mode", "generation", "sleeps", _colocated),
+        Row("vllm_max_model_length", "generation", lambda parts, _: parts.max_total, _colocated),
         Row("reward_funcs", "plan", _rewards),
         Row("beta", "policy", lambda parts, _: 0.04 if parts.reference else 0.0),
         Row("per_device_train_batch_size", "plan", lambda parts, _: _local_batch(parts)[0]),

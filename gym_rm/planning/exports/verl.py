@@ -44,11 +44,6 @@ def _apart(parts: Parts, _: Any = None) -> bool:
     return not parts.together(parts.reward_model, parts.policy)
 
 
-def _if_apart(value: Any) -> Any:
-    """Return a function for a setting of a reward model on GPUs of its own."""
-    return lambda parts, each: value(parts, each) if _apart(parts) else None
-
-
 def _kept(_: Parts, each: ComponentPlan) -> str:
     """Return the dtype of weights that FSDP keeps: float32 for an optimizer with master weights."""
     return SHORT["float32" if each.optimizer and each.master_weights and not each.lora else each.dtype]
@@ -111,8 +106,8 @@ VERL = Library(
         Row("critic.ppo_max_token_len_per_gpu", "critic", "max_num_batched_tokens"),
         Row(f"{_REWARD}.enable", "policy", lambda parts, _: parts.reward_model is not None),
         Row(f"{_REWARD}.enable_resource_pool", "reward_model", _apart),
-        Row(f"{_REWARD}.nnodes", "reward_model", _if_apart(Parts.nodes)),
-        Row(f"{_REWARD}.n_gpus_per_node", "reward_model", _if_apart(Parts.gpus_per_node)),
+        Row(f"{_REWARD}.nnodes", "reward_model", Parts.nodes, _apart),
+        Row(f"{_REWARD}.n_gpus_per_node", "reward_model", Parts.gpus_per_node, _apart),
         Row(f"{_REWARD}.model_path", "reward_model", "model"),
         Row(f"{_REWARD}.rollout.name", "reward_model", always("vllm")),
         Row(f"{_REWARD}.rollout.dtype", "reward_model", "dtype"),

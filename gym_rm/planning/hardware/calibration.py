@@ -138,7 +138,6 @@ class _Bench:
         return max(statistics.median(timed(count) for _ in range(BLOCKS)), 1e-9)
 
     def measured(self, value: float, what: str) -> Quantity:
-        """Return a measured number."""
         return Quantity(value, Basis.MEASURED, f"{what}; {self.where}")
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -103,19 +103,6 @@ class Device:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def rising(table: Table) -> Table:
-    """Return a table in which more rows never reach less, lowered where it was measured otherwise.
-
-    Products of the most rows reach a little less than some smaller ones, whose rate longer work does not keep up.
-    """
-    lowest = itertools.accumulate(reversed(table), lambda after, at: (at[0], min(after[1], at[1], key=_value)))
-    return tuple(reversed([*lowest]))
-
-
-def _value(quantity: Quantity) -> float:
-    return quantity.value
-
-
 def _by_size(table: Table, size: int) -> Quantity:
     return next((value for known, value in table if known >= size), table[-1][1])
 
@@ -192,11 +179,13 @@ def _known_gpu(name: str, numbers: Mapping[str, Any]) -> Device:
     measured = f"median of the measured tables of NVIDIA AIConfigurator 0.12 for {name}"
     float32 = f"data sheet of {name}; TF32 is not counted, as it is off by default"
     why = f"the shares of {name} are not published; the lowest of the GPUs in the table"
+    # Some products of fewer rows reach a little more, at a rate that longer work does not keep up.
+    lasting = [*itertools.accumulate(reversed(numbers.get("matmul_rows", ())), min)][::-1]
 
     def table(key: str, points: Sequence[int], otherwise: Quantity | None = None) -> Table:
         if key in numbers:
-            values = [Quantity(value, Basis.TABLE, measured) for value in numbers[key]]
-            return tuple(zip(points, values, strict=True))
+            values = lasting if key == "matmul_rows" else numbers[key]
+            return tuple((at, Quantity(value, Basis.TABLE, measured)) for at, value in zip(points, values, strict=True))
         return () if otherwise is None else tuple((at, otherwise) for at in points)
 
     published: dict[str, Any] = {
@@ -222,7 +211,7 @@ def _known_gpu(name: str, numbers: Mapping[str, Any]) -> Device:
         latency=table("latency", NODE_SIZES, assumed(0.014e-3, "as of 4 a100_sxm")),
         launch=assumed(5e-6, "a kernel launch from Python takes 3 to 10 microseconds"),
         reserved=assumed(1.25 * GIB, "CUDA context 0.5 GiB, cuBLAS and NCCL workspaces 0.75 GiB"),
-        matmul_rows=rising(table("matmul_rows", ROWS)),
+        matmul_rows=table("matmul_rows", ROWS),
         attention_lengths=table("attention_lengths", LENGTHS),
     )
 

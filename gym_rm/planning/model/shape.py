@@ -45,11 +45,6 @@ class Layer:
         """Numbers that a token leaves in the KV cache."""
         return 2 * self.kv_heads * self.head_dim
 
-    @property
-    def matmul(self) -> int:
-        """Parameters that one token is multiplied with."""
-        return self.attention + self.active_mlp
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -103,7 +98,7 @@ class ModelShape:
     @property
     def active_parameters(self) -> int:
         """Parameters of the layers that one token is multiplied with."""
-        return sum(layer.matmul * n for layer, n in self.layers)
+        return sum((layer.attention + layer.active_mlp) * n for layer, n in self.layers)
 
     @property
     def heads(self) -> int:
