@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import gymnasium as gym
@@ -54,7 +55,7 @@ from gym_rm.policy.run_folder import RunFolder
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative
-from gym_rm.training.stop_signals import Stop, heard_signals
+from gym_rm.training.stop_signals import heard_signals
 from gym_rm.types import Prompt
 
 SUM_WARNING = (
@@ -239,8 +240,8 @@ def make_envs(settings: GRPOSettings, prompts: Sequence[Prompt], scorer: Scorer,
     )
 
 
-def train(settings: GRPOSettings, console: Console) -> Stop | None:
-    """Train a policy, or resume a run; return why it stopped before its last step, or None."""
+def train(settings: GRPOSettings, console: Console) -> Signals | None:
+    """Train a policy, or resume a run; return the signal for which it stopped before its last step, or None."""
     torch.set_num_threads(settings.threads)
     learner = Learner(settings)
     console = console if learner.is_main else Console(quiet=True)
@@ -348,8 +349,9 @@ def main() -> None:
         if stop is None:
             console.print(f"policy:  {settings.output}/final", highlight=False)
         else:
-            console.print(f"{stop.reason}; repeat the command with output={settings.output} to resume", highlight=False)
-    raise SystemExit(0 if stop is None else stop.exit_code)
+            words = f"{stop.name} came; repeat the command with output={settings.output} to resume"
+            console.print(words, highlight=False)
+    raise SystemExit(0 if stop is None else 128 + stop)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,6 @@ def verified(score: Score) -> Body:
 
 
 def _reply_items(row: Body) -> list[Message]:
-    """Return the messages of `response.output`."""
     response = row.get("response")
     if not isinstance(response, Mapping):
         raise ConfigError(f"response must be an object, got {response!r:.80}.")

@@ -189,7 +189,6 @@ def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Return the value of a dotted key."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part, default) if isinstance(value, Mapping) else default

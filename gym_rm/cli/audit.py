@@ -82,7 +82,6 @@ def audit(
 
 
 def _write(found: Audit, output: Path | None, *, as_json: bool) -> None:
-    """Print the audit and write its file."""
     text = json.dumps(found.as_dict(), indent=1)
     if as_json:
         typer.echo(text)

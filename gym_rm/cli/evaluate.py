@@ -333,13 +333,8 @@ def short_names(names: Sequence[str]) -> list[str]:
 def spec_name(spec: Any) -> str:
     """Return the name of a setting of a reward model."""
     if isinstance(spec, Mapping):
-        return str(
-            spec.get("path")
-            or spec.get("model")
-            or spec.get("reward_model")
-            or spec.get("url")
-            or json.dumps(to_plain(spec))
-        )
+        named = [spec[name] for name in ("path", "model", "reward_model", "url") if spec.get(name)]
+        return str(named[0] if named else json.dumps(to_plain(spec)))
     return "embedded" if spec is None else str(spec)
 
 

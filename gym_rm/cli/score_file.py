@@ -69,12 +69,7 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class ScoringProgress:
-    """Progress of a run.
-
-    Attributes:
-        lines: number of lines in the output.
-        failed: number of these lines without a score.
-    """
+    """Numbers of lines in the output, and of those without a score."""
 
     lines: int = 0
     failed: int = 0
@@ -214,7 +209,6 @@ class FileScoring:
             raise
 
     def _added(self, labels: Labels, scores: Scores, rows: slice, reason: str | None) -> dict[str, Any]:
-        """Return the fields to add to a line."""
         if rows.start == rows.stop:
             return {self.key: None, f"{self.key}_error": reason}
         added = {self.key: _shaped(labels, map(_number, scores.rewards[rows]))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,6 @@ import typer
 from gym_rm.cli.console import fail, warn
 from gym_rm.cli.scorer_arguments import ScorerArguments, Threads, warn_of_embedded
 from gym_rm.errors import ConfigError, GymRMError
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 KEY_VARIABLE = "GYM_RM_KEY"
 OPEN_FILES = 8192 + 1024  # connections of clients, and files of the scorer
@@ -101,8 +97,6 @@ def serve(
 
 def _allow_connections() -> None:
     """Raise the limit of open files, which is often 1024, so that every client can keep its connection open."""
-    if resource is None:
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -45,13 +45,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How often the preferred reply of a pair is the longer one.
-
-    Attributes:
-        longer: number of pairs whose preferred reply has more characters.
-        shorter: number of pairs whose preferred reply has fewer characters.
-        equal: number of pairs of replies with the same number of characters.
-    """
+    """Numbers of pairs whose preferred reply has more characters than the other one, fewer, or equally many."""
 
     longer: int
     shorter: int

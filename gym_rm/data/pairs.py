@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.data.formats.detection import comparison_of_row
@@ -21,6 +22,12 @@ def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
     if not pairs:
         raise ConfigError(f"{where}: a pair needs two replies with different ranks, got the ranks {comparison.ranks}.")
     return pairs
+
+
+def decided_pairs(ranks: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the indices of every two replies with different ranks, the better one first."""
+    pairs = itertools.combinations(range(len(ranks)), 2)
+    return [(a, b) if ranks[a] < ranks[b] else (b, a) for a, b in pairs if ranks[a] != ranks[b]]
 
 
 def pairs_of(comparison: Comparison) -> tuple[PreferencePair, ...]:

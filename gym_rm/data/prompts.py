@@ -178,7 +178,6 @@ def _may_be_prompt(value: Any) -> bool:
 
 
 def _words(message: Message) -> str:
-    """Return the text of a message with single spaces."""
     return " ".join(message["content"].split())
 
 

@@ -22,13 +22,7 @@ _REPLY_LISTS = ("completions", "solutions", "responses")
 
 @dataclass(frozen=True, slots=True)
 class RowToScore:
-    """The conversations of one row.
-
-    Attributes:
-        conversations: the conversations to score.
-        labels: labels of their scores, see `Labels`.
-        prompt: the row as a prompt, for scorers that use its `answer` or its other fields.
-    """
+    """The conversations of a row, and the row as a prompt, for scorers that use its `answer` or its other fields."""
 
     conversations: tuple[Conversation, ...]
     labels: Labels

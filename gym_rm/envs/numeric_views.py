@@ -359,7 +359,6 @@ def _wrapped(view: type[View], name: str, num_envs: int, settings: Mapping[str, 
 
 
 def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | str | None, stop: int) -> NDArray[np.int64]:
-    """Return the token id of every action."""
     if vocabulary is None:
         return np.arange(len(tokenizer))
     vocabulary = load_object("vocabulary", vocabulary) if isinstance(vocabulary, str) else vocabulary

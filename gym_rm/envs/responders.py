@@ -142,7 +142,6 @@ class UserSimulator:
         return turns
 
     def _messages(self, answer: Any, row: int) -> tuple[Message, ...]:
-        """Return the messages of a turn that the responder returned."""
         if isinstance(answer, str | Mapping):
             answer = [answer]
         if not isinstance(answer, list | tuple) or not answer:

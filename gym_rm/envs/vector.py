@@ -363,7 +363,6 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return replies
 
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
-        """Score the conversations of some rows in one call."""
         if not rows:
             return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
         # Pass copies, so that a scorer that edits messages does not change the episode.

@@ -124,7 +124,6 @@ class ReplyScores:
         return np.array([self._known[reply] for reply in replies], dtype=np.float64)
 
     def _score(self, replies: Sequence[tuple[int, str]]) -> RewardArray:
-        """Call the scorer once."""
         conversations, prompts = [], []
         for number, (row, text) in enumerate(replies):
             of = self._rows[row]

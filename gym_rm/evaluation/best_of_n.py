@@ -139,6 +139,26 @@ def _order_weights(size: int, ns: tuple[int, ...]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
+def pass_at_k(rewards: Sequence[ArrayLike], k: int) -> float:
+    """Return the probability that at least one of k samples is right, averaged over prompts (see `expected_best`).
+
+    Args:
+        rewards: for each prompt, 1 or 0 for each of its n samples, of which k or more are needed.
+        k: number of samples that are drawn.
+
+    Raises:
+        ConfigError: a reward is neither 0 nor 1, or a prompt has fewer than k samples.
+
+    Example:
+        >>> pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], k=2)
+        0.25
+    """
+    groups = [np.asarray(each, dtype=np.float64) for each in rewards]
+    if not groups or any(group.size < k or not np.isin(group, (0.0, 1.0)).all() for group in groups):
+        raise ConfigError(f"rewards must be 0 or 1, and at least k={k} for each prompt, got {rewards!r:.200}.")
+    return float(np.mean([expected_best(group, group, [k])[0] for group in groups]))
+
+
 def curve_points(size: int) -> tuple[int, ...]:
     """Return the n of a curve: all up to 8, then powers of two, then N."""
     points = set(range(1, min(size, 8) + 1)) | {2**power for power in range(4, size.bit_length())} | {size}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,19 +99,14 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
 
 def _both_scored(a: ScoredComparisons, b: ScoredComparisons) -> tuple[ScoredComparisons, ScoredComparisons]:
     """Return both models without the rewards that the other one lacks."""
-    rows = []
-    for one, other in zip(a.scores, b.scores, strict=True):
-        missing = [not (math.isfinite(x) and math.isfinite(y)) for x, y in zip(one.rewards, other.rewards, strict=True)]
-        rows.append([_without(one, missing), _without(other, missing)])
-    return tuple(  # type: ignore[return-value]
-        ScoredComparisons(each.comparisons, tuple(row[i] for row in rows), each.model, each.provenance)
-        for i, each in enumerate((a, b))
-    )
 
+    def both(one: RowScores, other: RowScores) -> RowScores:
+        pairs = zip(one.rewards, other.rewards, strict=True)
+        return replace(one, rewards=tuple(x if math.isfinite(y) else math.nan for x, y in pairs))
 
-def _without(row: RowScores, missing: list[bool]) -> RowScores:
-    rewards = tuple(math.nan if gone else reward for gone, reward in zip(missing, row.rewards, strict=True))
-    return RowScores(rewards, row.errors, row.truncated)
+    rows = list(zip(a.scores, b.scores, strict=True))
+    ours, theirs = tuple(both(x, y) for x, y in rows), tuple(both(y, x) for x, y in rows)
+    return replace(a, scores=ours), replace(b, scores=theirs)
 
 
 def _paired(differences: FloatArray, prompts: NDArray[np.int64], resampling: Resampling) -> Interval:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +20,7 @@ from gym_rm.plain_values import to_plain
 MISCALIBRATED = 0.1  # expected calibration error from which on a note says so
 MANY_TIES = 0.05  # share of equal rewards from which on a note says so
 NUM_WORST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class WrongPair:
-    """A pair of replies whose preferred one has the lower reward.
-
-    Attributes:
-        row: index of the comparison.
-        first: index of the better reply.
-        second: index of the other reply.
-        margin: reward of the better reply minus that of the other one.
-    """
-
-    row: int
-    first: int
-    second: int
-    margin: float
+WRONG_PAIR = {"row": "rows", "first": "first", "second": "second", "margin": "margins"}  # and their columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +49,14 @@ class SetEvaluation:
     against_best_of_n: BestOfN | None = None
     comparison: ModelComparison | None = None
 
-    def worst(self, limit: int = NUM_WORST) -> list[WrongPair]:
-        """Return the pairs on which the model is most wrong: the most negative margins."""
-        pairs = self.preferences.pairs
-        order = np.argsort(pairs.margins, kind="stable")[:limit]
-        return [
-            WrongPair(int(pairs.rows[i]), int(pairs.first[i]), int(pairs.second[i]), float(pairs.margins[i]))
-            for i in order
-            if pairs.margins[i] < 0
-        ]
+    def worst(self, limit: int = NUM_WORST) -> list[dict[str, Any]]:
+        """Return `where`, `row`, `first`, `second` and `margin` of the pairs with the most negative margins."""
+        pairs, found = self.preferences.pairs, []
+        for i in np.argsort(pairs.margins, kind="stable")[:limit]:
+            if pairs.margins[i] < 0:
+                pair = {name: getattr(pairs, of)[i].item() for name, of in WRONG_PAIR.items()}
+                found.append({"where": self.scored.comparisons[pair["row"]].where, **pair})
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results as plain values for JSON, without the texts of the rows."""
@@ -85,9 +67,7 @@ class SetEvaluation:
             "num_dropped": self.num_dropped,
             "preferences": _plain(self.preferences),
             "best_of_n": _plain(self.best_of_n),
-            "worst": [
-                {"where": self.scored.comparisons[each.row].where, **dataclasses.asdict(each)} for each in self.worst()
-            ],
+            "worst": self.worst(),
             "notes": notes(self),
         }
         if self.against is not None:
@@ -246,13 +226,4 @@ def _plain(record: Any) -> Any:
     """Return a record as a dict, without the table of pairs."""
     if record is None:
         return None
-    kept = [each.name for each in dataclasses.fields(record) if each.name != "pairs"]
-    return {name: _values(getattr(record, name)) for name in kept}
-
-
-def _values(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_values(each) for each in value]
-    return value
+    return {name: value for name, value in dataclasses.asdict(record).items() if name != "pairs"}

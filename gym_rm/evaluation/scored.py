@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.data.pairs import decided_pairs
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
@@ -195,7 +196,7 @@ def pair_table(scored: ScoredComparisons) -> PairTable:
     for row, (comparison, scores) in enumerate(zip(scored.comparisons, scored.scores, strict=True)):
         prompt = prompts.setdefault(digest(comparison.prompt), len(prompts))
         lengths = [sum(len(message.get("content") or "") for message in reply) for reply in comparison.replies]
-        for first, second in _pairs(comparison):
+        for first, second in decided_pairs(comparison.ranks or ()):
             margin = scores.rewards[first] - scores.rewards[second]
             if not math.isfinite(margin):
                 left_out += 1
@@ -220,14 +221,6 @@ def digest_of(comparison: Comparison) -> str:
 def digest(value: Any) -> str:
     """Return 24 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(to_plain(value), sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _pairs(comparison: Comparison) -> Iterator[tuple[int, int]]:
-    ranks = comparison.ranks or ()
-    for i in range(len(ranks)):
-        for j in range(i + 1, len(ranks)):
-            if ranks[i] != ranks[j]:
-                yield (i, j) if ranks[i] < ranks[j] else (j, i)
 
 
 def _prompt(comparison: Comparison, number: int) -> Prompt:

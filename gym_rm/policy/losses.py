@@ -78,7 +78,7 @@ class LossInputs:
 class LossTerms:
     """Loss of a micro-batch and what happened in it: scalars, all but `loss` without gradient.
 
-    All but `ratio_max` are weighted sums over tokens, which add up over micro-batches and ranks. Divided by `weight`
+    The others are weighted sums over tokens, which add up over micro-batches and ranks. Divided by `weight`
     they are means: of the divergence from the reference, of the entropy, of the tokens at the lower and the upper bound
     of the ratio, of the importance weights, and of the tokens where these were capped.
     """
@@ -91,7 +91,6 @@ class LossTerms:
     clipped_high: Tensor
     importance: Tensor
     capped: Tensor
-    ratio_max: Tensor
 
 
 def policy_loss(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, settings: PolicyLossSettings) -> LossTerms:
@@ -132,7 +131,6 @@ def policy_loss(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, settings
         clipped_high=total((ratios > highest) & (inputs.advantages > 0)),
         importance=total(importance),
         capped=total(capped),
-        ratio_max=torch.where(weights > 0, ratios, 0.0).detach().max(),
     )
 
 

@@ -201,7 +201,6 @@ class RemoteSampler:
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
     async def _load(self, folder: Path) -> None:
-        """Make the server load the folder."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:

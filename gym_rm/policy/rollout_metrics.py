@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.policy.rollouts import Rollout
-from gym_rm.reports.metrics import correlation, reward_metrics
+from gym_rm.reports.metrics import correlation, mean_and_std
 from gym_rm.scorers.rules import repetition
 
 
@@ -24,7 +24,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     calls, errors = (sum(getattr(turn, name) for turn in turns) for name in ("tool_calls", "tool_errors"))
     scored = np.isfinite(rewards)
     known = [right for each in rollouts if (right := each.right) is not None]
-    statistics = reward_metrics(rewards)
+    mean, std = mean_and_std(rewards)
     names = sorted({name for each in rollouts for name in each.components})
     components = {
         f"component/{name}": float(np.mean([each.components[name] for each in rollouts if name in each.components]))
@@ -32,8 +32,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
     verdicts = Counter(f"{name}/{value}" for each in rollouts for name, value in each.verdicts.items())
     return {
-        "reward_mean": statistics.mean,
-        "reward_std": statistics.std,
+        "reward_mean": mean,
+        "reward_std": std,
         **components,
         **{name: count / len(rollouts) for name, count in sorted(verdicts.items())},
         "accuracy": sum(known) / len(known) if known else None,

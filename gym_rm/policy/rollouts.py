@@ -127,11 +127,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Samples:
-    """What this rank's rollouts say: B rollouts, M turns, N tokens, one rollout after the other.
-
-    Attributes:
-        rollouts: the rollouts.
-    """
+    """What this rank's rollouts say: B rollouts, M turns, N tokens, one rollout after the other."""
 
     rollouts: Sequence[Rollout]
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -25,7 +26,7 @@ from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.scorers.function import revision_of_function
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
-from gym_rm.training.stop_signals import Stop
+from gym_rm.training.stop_signals import first_signal
 from gym_rm.types import Prompt
 
 LOGGED_GROUPS = 4  # groups of a step whose conversations are written
@@ -71,12 +72,8 @@ class RunFolder:
             lock_folder(self.folder, settings.model_dump(exclude={"output"}))
         self.best = BestModel(self.folder / "best", higher_is_better=True)
         self.step = 0
-        checkpoint = checkpoint_to_resume(self.folder, self._identity)
+        checkpoint = checkpoint_to_resume(self.folder, self._identity, steps=settings.steps)
         if checkpoint is not None:
-            if checkpoint.step > settings.steps:
-                raise ConfigError(
-                    f"{str(self.folder)!r} has {checkpoint.step} steps already, more than steps={settings.steps}."
-                )
             learner.restore(checkpoint)
             self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
         self.writer: RunWriter | None = None
@@ -132,9 +129,9 @@ class RunFolder:
             save_checkpoint(self.folder, checkpoint)
         self.learner.accelerator.wait_for_everyone()
 
-    def stop_for(self, heard: int | None) -> Stop | None:
-        """Return why the run stops now, if a rank was sent a signal; all ranks must call this."""
-        stop = Stop.of(self.learner.gathered([heard]))
+    def stop_for(self, heard: Signals | None) -> Signals | None:
+        """Return the signal for which the run stops now, if a rank was sent one; all ranks must call this."""
+        stop = first_signal(self.learner.gathered([heard]))
         return None if self.step == self.settings.steps else stop
 
     def finish(self) -> None:

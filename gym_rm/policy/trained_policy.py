@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,9 @@ EMBEDDED = "embedded:policy"
 DROPS = re.compile("drop|jitter")  # probabilities and noise that layers apply in training
 
 
-@dataclass(frozen=True)
-class StartPolicy(Adaptable):
-    """The policy that a run starts from, in evaluation mode; its name may be `"embedded"`.
-
-    Its tokenizer has a chat template and a padding token, and pads on the left.
-    """
+StartPolicy: TypeAlias = Adaptable
+"""The policy that a run starts from, in evaluation mode; its name may be `"embedded"`. Its tokenizer has a chat
+template and a padding token, and pads on the left."""
 
 
 def open_policy(

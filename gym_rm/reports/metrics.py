@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class RewardMetrics:
-    """Statistics of the rewards of one batch.
+def mean_and_std(rewards: ArrayLike) -> tuple[float | None, float | None]:
+    """Return the mean and the population standard deviation of the rewards `[N]` that are finite.
 
-    Attributes:
-        num_samples: number of conversations with a score; the statistics use only these.
-        num_failed: number of conversations with a missing score.
-        mean: mean reward. This and the other statistics are None if they are undefined, never NaN.
-        std: population standard deviation (divisor N), computed in two passes; 0.0 for a single sample.
-        min, max: lowest and highest reward.
+    They are None without such a reward, and the deviation also where the squares of large values overflow.
 
     Example:
-        >>> metrics = reward_metrics([1.0, 3.0, float("nan")])
-        >>> metrics.num_samples, metrics.num_failed, metrics.mean, metrics.std
-        (2, 1, 2.0, 1.0)
+        >>> mean_and_std([1.0, 3.0, float("nan")])
+        (2.0, 1.0)
     """
-
-    num_samples: int
-    num_failed: int
-    mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
-
-
-def reward_metrics(rewards: ArrayLike) -> RewardMetrics:
-    """Return statistics of N rewards `[N]`; a value that is not finite counts as failed and is left out."""
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
     kept = values[np.isfinite(values)]
-    any_kept = kept.size > 0
+    if not kept.size:
+        return None, None
     with np.errstate(over="ignore"):
-        std = float(kept.std()) if any_kept else math.nan
-    return RewardMetrics(
-        num_samples=int(kept.size),
-        num_failed=int(values.size - kept.size),
-        mean=float(kept.mean()) if any_kept else None,
-        std=std if math.isfinite(std) else None,  # the squares of large values overflow
-        min=float(kept.min()) if any_kept else None,
-        max=float(kept.max()) if any_kept else None,
-    )
+        std = float(kept.std())
+    return float(kept.mean()), std if math.isfinite(std) else None
 
 
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:

@@ -106,8 +106,7 @@ class RunWriter:
                 f"folder {str(self.folder)!r} already contains a run; choose another folder or remove it."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / SETTINGS).write_text(to_yaml(dict(settings)), encoding="utf-8")
-        (self.folder / CHANGED_SETTINGS).write_text(to_yaml(dict(changed or {})), encoding="utf-8")
+        write_settings(self.folder, settings, changed or {})
         self._curves = {
             "train": Curve(self.folder / METRICS, after=after),
             "held_out": Curve(self.folder / HELD_OUT, after=after),
@@ -143,6 +142,14 @@ class RunWriter:
         line = ConversationLine(step=step, messages=[{**message} for message in conversation], **known)
         with (self.folder / CONVERSATIONS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line.model_dump(), allow_nan=False) + "\n")
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Write the settings of a run, and those that differ from their defaults, each file whole or not at all."""
+    for name, values in ((SETTINGS, settings), (CHANGED_SETTINGS, changed)):
+        unfinished = folder / f".{name}"
+        unfinished.write_text(to_yaml(dict(values)), encoding="utf-8")
+        unfinished.replace(folder / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +238,6 @@ def _read(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
-    """Return the measurements of the first validation set."""
     rows = _read(path)
     return tuple(row for row in rows if row.get("set") == rows[0].get("set"))
 

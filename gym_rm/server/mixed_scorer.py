@@ -92,7 +92,6 @@ class MixedScorer:
         return dataclasses.replace(scores, provenance=made[0] if made else None)
 
     def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
-        """Score inputs of one sort."""
         if sort == "conversation":
             conversations = [one.messages if isinstance(one, AnyMessages) else one for one in inputs]
             scores = try_score(self.scorer, conversations, prompts)

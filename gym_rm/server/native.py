@@ -29,7 +29,7 @@ class PromptBody(RequestBody):
     metadata: dict[str, Any] = pydantic.Field(default_factory=dict)
     tools: Annotated[Any, pydantic.AfterValidator(canonical_tools)] = ()
 
-    def to_prompt(self, row: int, conversation: Any) -> Prompt:
+    def to_prompt(self, conversation: Any) -> Prompt:
         """Return the data row of a conversation."""
         messages: tuple[Message, ...] = tuple(conversation[:-1]) if isinstance(conversation, list) else ()
         name = self.id or name_of(messages)
@@ -63,8 +63,8 @@ async def rewards(body: RewardsBody, request: Request) -> Response:
     service: Service = request.app.state.service
     prompts: list[Prompt | None] | None = None
     if body.prompts is not None:
-        rows = enumerate(zip(body.prompts, body.conversations, strict=True))
-        prompts = [None if prompt is None else prompt.to_prompt(row, one) for row, (prompt, one) in rows]
+        rows = zip(body.prompts, body.conversations, strict=True)
+        prompts = [None if prompt is None else prompt.to_prompt(one) for prompt, one in rows]
     inputs: list[ScorerInput] = list(body.conversations)
     if body.turns == "all":
         if not service.mixed.scores_turns:

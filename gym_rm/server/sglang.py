@@ -12,6 +12,7 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gym_rm.scores import Scores
 from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts, TokenIds, TokenLists
 from gym_rm.server.responses import json_response, raise_for_rows
 from gym_rm.server.service import Service
@@ -75,9 +76,13 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
         {"object": "embedding", "index": row, "embedding": encode([reward], body.encoding_format)}
         for row, reward in enumerate(scores.rewards.tolist())
     ]
+    return json_response({"object": "list", "data": data, "model": service.model_of(scores), "usage": usage(scores)})
+
+
+def usage(scores: Scores) -> dict[str, int]:
+    """Return the numbers of tokens of a request, as OpenAI's routes name them."""
     tokens = int(scores.num_tokens.sum())
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return json_response({"object": "list", "data": data, "model": service.model_of(scores), "usage": usage})
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
 
 
 def encode(values: list[float], encoding_format: str) -> list[float] | str:

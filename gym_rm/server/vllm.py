@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -96,9 +96,9 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
         return await sglang.classify(body, request)
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
-    values = enumerate(_values(scores, body))
-    data = [{"index": row, "label": "LABEL_0", "probs": [value], "num_classes": 1} for row, value in values]
-    return _reply(service, "classify", body, data, scores)
+    return _reply(
+        service, "classify", body, scores, lambda value: {"label": "LABEL_0", "probs": [value], "num_classes": 1}
+    )
 
 
 async def score(body: ScoreBody, request: Request) -> Response:
@@ -108,19 +108,17 @@ async def score(body: ScoreBody, request: Request) -> Response:
     if len(first) not in (1, len(second)):
         raise RequestError("invalid_request", "Input lengths must be either 1:1, 1:N or N:N")
     scores = await _score_pairs(service, first * len(second) if len(first) == 1 else first, second, request)
-    data = [{"index": row, "object": "score", "score": value} for row, value in enumerate(_values(scores, body))]
-    return _reply(service, "score", body, data, scores)
+    return _reply(service, "score", body, scores, lambda value: {"object": "score", "score": value})
 
 
 async def pooling(body: InputBody, request: Request) -> Response:
     """Values of texts or of one conversation, as numbers or base64."""
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
-    data = [
-        {"index": row, "object": "pooling", "data": sglang.encode([value], body.encoding_format)}
-        for row, value in enumerate(_values(scores, body))
-    ]
-    return _reply(service, "pooling", body, data, scores)
+    encoding = body.encoding_format
+    return _reply(
+        service, "pooling", body, scores, lambda value: {"object": "pooling", "data": sglang.encode([value], encoding)}
+    )
 
 
 async def _score_inputs(service: Service, body: InputBody, request: Request) -> Scores:
@@ -141,14 +139,11 @@ async def _score_pairs(service: Service, first: Sequence[str], second: Sequence[
     return raise_for_rows(await service.score(conversations, request))
 
 
-def _values(scores: Scores, body: VLLMBody) -> list[float]:
-    rewards: list[float] = scores.rewards.tolist()
-    return rewards if body.use_activation is False else [sigmoid(reward) for reward in rewards]
-
-
-def _reply(service: Service, route: str, body: VLLMBody, data: list[dict[str, Any]], scores: Scores) -> Response:
-    """Return the data with what vLLM writes around it."""
-    tokens = int(scores.num_tokens.sum())
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+def _reply(
+    service: Service, route: str, body: VLLMBody, scores: Scores, entry: Callable[[float], dict[str, Any]]
+) -> Response:
+    """Return an entry for each value, with what vLLM writes around them."""
+    values = [reward if body.use_activation is False else sigmoid(reward) for reward in scores.rewards.tolist()]
+    data = [{"index": row, **entry(value)} for row, value in enumerate(values)]
     head = {"id": f"{route}-{body.request_id}", "object": "list", "created": int(time.time())}
-    return json_response({**head, "model": service.model_of(scores), "data": data, "usage": usage})
+    return json_response({**head, "model": service.model_of(scores), "data": data, "usage": sglang.usage(scores)})

@@ -153,13 +153,6 @@ def release_folder(run: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-
-
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, then remove those before it."""
     folder = run / CHECKPOINTS / f"step-{checkpoint.step:08d}"
@@ -192,8 +185,10 @@ def _changed_files(folder: Path) -> list[str]:
         return [f"{STATE} ({type(error).__name__}: {error})"]
 
 
-def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
+def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) -> Checkpoint | None:
     """Return the last checkpoint of a run, or None; all ranks read the folder that the main process found.
+
+    `most` has the number of steps by the name of its setting, of which the run must not have more already.
 
     Raises:
         ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
@@ -226,6 +221,9 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint |
             f"{str(run)!r} contains a run with other settings ({'; '.join(different[:5])}); use the same settings to "
             "resume it, or another output folder."
         )
+    for name, steps in most.items():
+        if checkpoint.step > steps:
+            raise ConfigError(f"{str(run)!r} has {checkpoint.step} steps already, more than {name}={steps}.")
     logger.info("resuming after step %d of %s", checkpoint.step, run)
     return checkpoint
 

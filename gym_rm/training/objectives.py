@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gym_rm.data.pairs import decided_pairs
 from gym_rm.engine.kinds import Kind
 from gym_rm.engine.kinds.multi_head import MultiHeadKind
 from gym_rm.engine.kinds.process import ProcessKind
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.pairs import FloatArray, pair_metrics
+from gym_rm.evaluation.pairs import pair_metrics
 from gym_rm.training import losses
 from gym_rm.training.comparison_batches import MicroBatch
 from gym_rm.training.comparison_sets import EncodedComparison
@@ -109,7 +110,7 @@ class Objective:
         plain, shown = rewards.detach().cpu().numpy().astype(np.float64), per_example.detach().cpu().tolist()
         outcomes = Outcomes([(loss, 1.0) for loss in shown])
         for example, start in zip(micro.examples, starts, strict=False):
-            for better, worse in _decided(example.ranks):
+            for better, worse in decided_pairs(example.ranks.tolist()):
                 tokens = example.num_tokens
                 outcomes.pairs.append((plain[start + better], plain[start + worse], tokens[better], tokens[worse]))
         return per_example.sum(), outcomes
@@ -125,7 +126,9 @@ class Objective:
         rows = [
             (number, start + first, start + second, float(np.sign(each.ranks[second] - each.ranks[first])))
             for number, (each, start) in enumerate(zip(examples, starts, strict=False))
-            for first, second in (itertools.combinations(range(len(each.ranks)), 2) if ties else _decided(each.ranks))
+            for first, second in (
+                itertools.combinations(range(len(each.ranks)), 2) if ties else decided_pairs(each.ranks.tolist())
+            )
         ]
         number, first, second = torch.tensor([row[:3] for row in rows], device=device).T
         outcome = torch.tensor([row[3] for row in rows], device=device)
@@ -194,9 +197,3 @@ def make_objective(settings: RewardLossSettings, kind: Kind, component_names: Se
             "model.reward_model_kwargs {kind: process, step_token: ...}."
         )
     return Objective(settings.model_copy(update={"objective": chosen}), kind, tuple(component_names))
-
-
-def _decided(ranks: FloatArray) -> list[tuple[int, int]]:
-    """Return the pairs of replies with different ranks, the better one first."""
-    pairs = itertools.combinations(range(len(ranks)), 2)
-    return [(a, b) if ranks[a] < ranks[b] else (b, a) for a, b in pairs if ranks[a] != ranks[b]]

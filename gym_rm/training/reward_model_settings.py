@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -147,8 +146,8 @@ class RewardModelTraining(Config):
     checkpoint: RewardCheckpointSettings = RewardCheckpointSettings()
 
 
-def curve_settings(settings: RewardModelTraining) -> Mapping[str, Any]:
-    """Return the settings that must be the same to resume a run: all that change its curve."""
-    others = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "evaluate_every", "max_steps"), True)
-    of_batch = {"max_num_batched_tokens", "fsdp", "gradient_checkpointing"}
-    return settings.model_dump(mode="json", exclude={**others, "batch": of_batch})
+FREE_IN_RESUMING: Any = {
+    **dict.fromkeys(("output", "report_to", "threads", "checkpoint", "evaluate_every", "max_steps"), True),
+    "batch": {"max_num_batched_tokens", "fsdp", "gradient_checkpointing"},
+}
+"""Settings that a resumed run may change; all others change its curve."""

@@ -7,33 +7,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 NOTICE = b"\nThe run saves and stops after this step; a second Ctrl-C stops it at once.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why a run ended before its last step, in words, and the exit code of its process."""
-
-    reason: str
-    exit_code: int
-
-    @classmethod
-    def of(cls, heard: Sequence[int | None]) -> Stop | None:
-        """Return why a run stops if its ranks heard these signals; None if they heard none."""
-        first = next((number for number in heard if number is not None), None)
-        return None if first is None else cls(f"{signal.Signals(first).name} came", 128 + first)
+def first_signal(heard: Sequence[signal.Signals | None]) -> signal.Signals | None:
+    """Return the first of the signals that the ranks of a run heard; None if they heard none."""
+    return next((each for each in heard if each is not None), None)
 
 
 @contextlib.contextmanager
-def heard_signals() -> Iterator[Callable[[], int | None]]:
+def heard_signals() -> Iterator[Callable[[], signal.Signals | None]]:
     """Yield a function that returns which signal came, SIGTERM or SIGINT (Ctrl-C), or None.
 
     After the first signal, the next one ends the process at once, as SIGKILL does. Only the main thread hears signals.
     """
-    heard: list[int] = []
+    heard: list[signal.Signals] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -41,7 +31,7 @@ def heard_signals() -> Iterator[Callable[[], int | None]]:
     before = {number: signal.getsignal(number) for number in numbers}
 
     def hear(number: int, frame: Any) -> None:
-        heard.append(number)
+        heard.append(signal.Signals(number))
         if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
             os.write(2, NOTICE)  # a handler must not use buffered streams
         for each in before:

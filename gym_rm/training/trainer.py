@@ -18,21 +18,19 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from gym_rm.documents import to_yaml
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.loading.checkpoint import EMBEDDED
 from gym_rm.engine.loading.revision import revision_of_model
 from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.curves import Curve
-from gym_rm.reports.runs import CHANGED_SETTINGS, SETTINGS
+from gym_rm.reports.runs import write_settings
 from gym_rm.training.checkpoints import (
     BestModel,
     checkpoint_to_resume,
     lock_folder,
     release_folder,
     save_checkpoint,
-    write_atomically,
 )
 from gym_rm.training.comparison_batches import MicroBatch, micro_batches, share_of_rank, steps_of
 from gym_rm.training.comparison_sets import EncodedComparison, read_sets, warn_about_drops
@@ -40,8 +38,8 @@ from gym_rm.training.export import export
 from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.objectives import Outcomes, make_objective
 from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, start_trackers, token_budget
-from gym_rm.training.reward_model_settings import RewardModelTraining, curve_settings
-from gym_rm.training.stop_signals import Stop, heard_signals
+from gym_rm.training.reward_model_settings import FREE_IN_RESUMING, RewardModelTraining
+from gym_rm.training.stop_signals import first_signal, heard_signals
 from gym_rm.training.trained_reward_model import StartModel, TrainedModel, open_model, output_names
 
 LOWER_IS_BETTER = ("loss", "mse", "calibration_error", "ties")
@@ -111,11 +109,8 @@ class Trainer:
         self.best = BestModel(self.folder / "best", higher_is_better=higher)
         if self.accelerator.is_main_process:
             lock_folder(self.folder, settings.model_dump(exclude={"output"}))
-        if (checkpoint := checkpoint_to_resume(self.folder, self._identity())) is not None:
-            if checkpoint.step > len(self.steps):
-                raise ConfigError(
-                    f"{str(self.folder)!r} has {checkpoint.step} steps already, more than max_steps={len(self.steps)}."
-                )
+        checkpoint = checkpoint_to_resume(self.folder, self._identity(), max_steps=len(self.steps))
+        if checkpoint is not None:
             self.model.restore(checkpoint)
             self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
             self.measured = dict(checkpoint.state["measured"])
@@ -144,14 +139,14 @@ class Trainer:
                 last = self.step == len(self.steps)
                 if last or self.step % settings.evaluate_every == 0:
                     self.evaluate()
-                stop = Stop.of(self.model.gathered([signal_heard()]))
+                stop = first_signal(self.model.gathered([signal_heard()]))
                 if stop is not None or last or self.step % save_every == 0:
                     self.save()
                 if stop is not None and not last:
                     if self.model.is_main:
                         message = "stopped after step %d; repeat the command to resume (with output=%s)."
                         logger.warning(message, self.step, self.folder)
-                    raise SystemExit(stop.exit_code)
+                    raise SystemExit(128 + stop)
         return self.finish()
 
     def train_step(self) -> dict[str, float]:
@@ -231,11 +226,9 @@ class Trainer:
         return self.objective.loss(values, micro)
 
     def _micro_batches(self, examples: Sequence[EncodedComparison]) -> list[MicroBatch]:
-        """Return the micro-batches of this rank."""
         return self._pack(share_of_rank(examples, self.model.rank, self.model.world))
 
     def _gathered(self, outcomes: Outcomes) -> Outcomes:
-        """Return the outcomes of all ranks."""
         together = Outcomes()
         for of_rank in self.model.gathered([outcomes]):
             together.extend(of_rank)
@@ -295,16 +288,15 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same to resume a run: settings, training data, and the metric of the best model."""
         return {
-            **curve_settings(self.settings),
+            **self.settings.model_dump(mode="json", exclude=FREE_IN_RESUMING),
             **{f"contents of data set {each.name}": each.digest() for each in self.sets},
             "checkpoint.metric": "/".join(self.metric) if self.validation else None,
             "files of model.path": self._revision,
         }
 
     def _start_files(self) -> None:
-        write_atomically(self.folder / SETTINGS, to_yaml(self.settings.model_dump(mode="json")))
-        changed = self.settings.model_dump(mode="json", exclude_defaults=True)
-        write_atomically(self.folder / CHANGED_SETTINGS, to_yaml(changed))
+        plain = self.settings.model_dump(mode="json")
+        write_settings(self.folder, plain, self.settings.model_dump(mode="json", exclude_defaults=True))
         warn_about_drops(self.sets)
         self._training_curve = Curve(self.folder / "metrics.csv", after=self.step)
         self._validation_curve = Curve(self.folder / "validation.csv", after=self.step)

@@ -109,7 +109,7 @@ def test_the_better_model_is_named_first():
 def test_the_most_wrong_pairs_come_first_and_right_ones_never():
     rewards = [[1, 0]] * 80
     rewards[7], rewards[3] = [0, 5], [0, 2]
-    assert [(each.row, each.margin) for each in result(rewards).worst()] == [(7, -5.0), (3, -2.0)]
+    assert [(each["row"], each["margin"]) for each in result(rewards).worst()] == [(7, -5.0), (3, -2.0)]
 
 
 def test_values_are_json_without_texts():

@@ -115,7 +115,6 @@ def test_losses_and_counts_of_micro_batches_add_up(seed, parts):
     whole = vars(loss(given, **EVERYTHING))
     place = torch.tensor(parts)
     pieces = [vars(loss(pick(given, place == part), **EVERYTHING)) for part in set(parts)]
-    assert max(piece["ratio_max"] for piece in pieces) == pytest.approx(whole.pop("ratio_max").item())
     for name, value in whole.items():
         assert sum(piece[name] for piece in pieces).item() == pytest.approx(value.item(), abs=1e-9)
 

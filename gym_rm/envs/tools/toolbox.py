@@ -211,7 +211,6 @@ class Toolbox:
             return f"Error: {brief(error)}", True
 
     def _messages(self, calls: Sequence[Mapping[str, Any]], results: Sequence[tuple[str, bool]]) -> list[Message]:
-        """Return the messages of the results that are there."""
         messages = []
         for call, (text, _) in zip(calls, results, strict=False):
             name, content = call["function"]["name"], cut_middle(text, self._max_length)

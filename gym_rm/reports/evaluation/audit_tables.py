@@ -65,7 +65,6 @@ def summary(audit: Audit) -> list[str]:
 
 
 def _lines_table(audit: Audit) -> Table:
-    """Return the table of all changes."""
     caption = (
         f"Intervals of {CONFIDENCE:.1%}; the verdicts use their ends. exploitable: the score rises by more than "
         f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "

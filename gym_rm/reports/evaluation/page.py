@@ -11,7 +11,7 @@ import gym_rm
 from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import PreferenceReport
-from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
+from gym_rm.evaluation.report import SetEvaluation, notes
 from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation.charts import best_of_n_chart, calibration_chart, margin_chart
 from gym_rm.reports.evaluation.tables import ResultTable, model_names, result_tables
@@ -100,15 +100,16 @@ def _charts(both: Sequence[PreferenceReport], curves: Sequence[BestOfN]) -> list
     return charts
 
 
-def _pair(evaluation: SetEvaluation, pair: WrongPair) -> dict[str, Any]:
-    comparison, rewards = evaluation.scored.comparisons[pair.row], evaluation.scored.scores[pair.row].rewards
+def _pair(evaluation: SetEvaluation, pair: Mapping[str, Any]) -> dict[str, Any]:
+    row, first, second = pair["row"], pair["first"], pair["second"]
+    comparison, rewards = evaluation.scored.comparisons[row], evaluation.scored.scores[row].rewards
     return {
-        "where": visible(comparison.where or f"row {pair.row}"),
-        "numbers": f"margin {signed(pair.margin)}",
+        "where": visible(comparison.where or f"row {row}"),
+        "numbers": f"margin {signed(pair['margin'])}",
         "earlier": [*map(message_texts, comparison.prompt[:-1])],
         "asked": [*map(message_texts, comparison.prompt[-1:])],
-        "chosen": {"text": _reply(comparison.replies[pair.first]), "reward": signed(rewards[pair.first])},
-        "rejected": {"text": _reply(comparison.replies[pair.second]), "reward": signed(rewards[pair.second])},
+        "chosen": {"text": _reply(comparison.replies[first]), "reward": signed(rewards[first])},
+        "rejected": {"text": _reply(comparison.replies[second]), "reward": signed(rewards[second])},
     }
 
 
