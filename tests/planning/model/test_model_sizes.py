@@ -297,7 +297,7 @@ def test_every_type_of_transformers_is_exact_or_refused_by_name(model_type):
         assert found.parameters == count(config, "AutoModelForCausalLM")
         assert found.active_parameters <= found.parameters
         return
-    assert config.model_type not in {*TYPES, *COUNTED}
+    assert config.model_type not in {*TYPES, *COUNTED} - {"dots1"}  # whose defaults have no number of experts
     with pytest.raises(ConfigError, match=r"model: (no formula for|layer \d+ of|transformers makes no|the layers of) "):
         shape_from_config(values, name="model")
 
