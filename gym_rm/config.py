@@ -281,7 +281,7 @@ def _override_value(text: str, annotation: Any) -> Any:
 
     To YAML, ` #` begins a comment and `1e3` is a number, also in the name of a file or a column.
     """
-    if annotation == dict[str, str]:
+    if annotation is None:
         return text
     value = _at_home(parse_yaml(text))
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -292,12 +292,14 @@ def _override_value(text: str, annotation: Any) -> Any:
 
 
 def _annotation(schema: Any, parts: Sequence[str]) -> Any:
-    """Return the annotation of the setting at a place, or of the mapping or list that it is in."""
+    """Return the annotation of the setting at a place, or of what it is in; None for a text of a mapping of texts."""
     annotation = Any
     for part in parts:
         if schema is not None and part in schema.model_fields:
             annotation = schema.model_fields[part].annotation
             schema = _model_in(annotation)
+        elif annotation == dict[str, str]:
+            return None
     return annotation
 
 

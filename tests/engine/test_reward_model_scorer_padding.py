@@ -83,10 +83,10 @@ def test_a_padding_token_without_an_embedding(architecture, padding, tmp_path, s
 def test_a_token_without_an_embedding_is_an_error_of_its_row(parts):
     model, tokenizer = parts
     grown = copy.deepcopy(tokenizer)
-    grown.add_tokens(["<new>"])
+    grown.add_tokens(["zebra"])
     scorer = gym_rm.RewardModelScorer(model, grown)
-    with pytest.raises(ScoringError, match=r"row 1: the token '<new>' has the id 400, but the model has 400") as caught:
-        scorer.score([dialogue("q", "a"), dialogue("q", "<new>")])
+    with pytest.raises(ScoringError, match=r"row 1: the token 'zebra' has the id 400, but the model has 400") as caught:
+        scorer.score([dialogue("q", "a"), dialogue("q", "zebra")])
     assert caught.value.rows == (1,)
 
 

@@ -15,6 +15,7 @@ from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.errors import ConfigError
 from tests.engine.watching import dialogue
 
 CONVERSATIONS = [dialogue("What is 12 + 30?", "The sum is 42."), dialogue("What is 12 + 30?", "I don't think so.")]
@@ -74,21 +75,21 @@ def leave_out_a_layer(model):
     model.config.num_hidden_layers = 1
 
 
-CHANGES = [
-    replace_epsilon,
-    leave_out_a_layer,
-    add_adapter,
-    add_hook,
-    replace_head,
-    replace_activation,
-    replace_norm,
-    replace_forward,
-    replace_class,
-    replace_embedding,
-]
+SAME_KINDS = [replace_epsilon, leave_out_a_layer, add_hook, replace_forward, replace_embedding]
+OTHER_KINDS = [add_adapter, replace_head, replace_activation, replace_norm, replace_class]
+CHANGES = SAME_KINDS + OTHER_KINDS
 
 
-@pytest.mark.parametrize(("change", "options"), [*((each, {}) for each in CHANGES), (add_hook, {"tree": False})])
+@pytest.mark.parametrize("change", OTHER_KINDS)
+def test_other_modules_than_when_the_scorer_was_made_are_an_error(change):
+    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
+    scorer = gym_rm.RewardModelScorer(model, tokenizer)
+    change(model)
+    with pytest.raises(ConfigError, match="of the model have changed since the scorer was made"):
+        scorer.score(CONVERSATIONS)
+
+
+@pytest.mark.parametrize(("change", "options"), [*((each, {}) for each in SAME_KINDS), (add_hook, {"tree": False})])
 def test_a_change_of_the_model_after_the_scorer_was_made_counts(change, options):
     model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
     scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
