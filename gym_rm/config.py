@@ -277,10 +277,7 @@ def _apply(values: dict[str, Any], override: str, schema: Any = None) -> None:
 
 
 def _override_value(text: str, annotation: Any) -> Any:
-    """Return the value of an override: YAML, of which a text is kept whole unless it is quoted.
-
-    To YAML, ` #` begins a comment and `1e3` is a number, also in the name of a file or a column.
-    """
+    """Return the value of an override: YAML, but a text without quotes is kept whole, such as a name with ` #`."""
     if annotation is None:
         return text
     value = _at_home(parse_yaml(text))
@@ -293,7 +290,7 @@ def _override_value(text: str, annotation: Any) -> Any:
 
 def _annotation(schema: Any, parts: Sequence[str]) -> Any:
     """Return the annotation of the setting at a place, or of what it is in; None for a text of a mapping of texts."""
-    annotation = Any
+    annotation: Any = Any
     for part in parts:
         if schema is not None and part in schema.model_fields:
             annotation = schema.model_fields[part].annotation

@@ -134,6 +134,8 @@ def test_an_input_that_changes_while_it_is_read_is_a_clear_error(tmp_path, chang
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_a_full_disk_leaves_no_working_file(folder, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
     write(folder / "in.jsonl", [{"prompt": "2 + 2?", "response": f"{n} {n * 7919}" * 40} for n in range(300)])
     output = folder / f"out{suffix}"
     command = [sys.executable, "-m", "gym_rm", "score", "in.jsonl", "--reward-model", "rewards.py:ones", "-o", output]

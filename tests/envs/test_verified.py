@@ -76,6 +76,7 @@ def judged(conversations):
     ids=["routes", "unknown route", "gates", "last turn"],
 )
 def test_infos_are_masked_where_no_scorer_saw_the_row_as_in_single_environments(mode, settings):
+    pytest.importorskip("math_verify")  # some of the random replies are formulas
     tasks = ["math", "style", "both", "none", "style"]
     prompts = [{"prompt": f"{n} + 1?", "task": task, "user_turns": ["And?"]} for n, task in enumerate(tasks)]
     for row in prompts[1:]:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import regex
 
 from gym_rm.scorers.math.denials import is_denied, is_listed
-from gym_rm.scorers.math.numbers import CHANGING_WORDS, MAX_ANSWER_LENGTH, length_behind, parse_number, strip_markup
+from gym_rm.scorers.math.numbers import CHANGING_WORDS, MAX_ANSWER_LENGTH, multiplier, parse_number, strip_markup
 
 Kind: TypeAlias = Literal["number", "formula", "words", "letter"]
 """What a reference is, and so what is searched for."""
@@ -106,7 +106,7 @@ def _lists(text: str, start: int, kind: Kind) -> list[tuple[int, int]]:
 def _asserted(text: str, spans: Sequence[tuple[int, int]]) -> str | None:
     """Return the last of some answers that the words around it do not deny; `DENIED` if all are denied."""
     for start, end in reversed(spans[-4:]):
-        end += length_behind(text[end : end + 60]) if text[end - 1].isdigit() else 0
+        end += multiplier(text[end : end + 60])[1] if text[end - 1].isdigit() else 0
         if not is_denied(text, start, end):
             return DENIED if _CHANGED.match(text, end) else _unwrapped(text[start:end])
     return DENIED if spans else None

@@ -12,13 +12,9 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gym_rm.errors import ConfigError
-from gym_rm.scorers.math.denials import is_denied
+from babel import localedata
 
-try:  # an extra
-    from babel import localedata
-except ImportError:
-    localedata = None
+from gym_rm.scorers.math.denials import is_denied
 
 MAX_ANSWER_LENGTH = 2000
 """Characters of the longest answer that is read. No rule below sees more."""
@@ -107,14 +103,12 @@ class Number:
         places: number of decimal places that were written; 0 for integers and fractions.
         percent: whether a percent sign or word follows.
         name: variable that it was assigned to, as in `x = 5`; empty if there is none.
-        word: whether a word follows that was not read as one that multiplies.
     """
 
     value: Fraction
     places: int = 0
     percent: bool = False
     name: str = ""
-    word: bool = False
 
 
 def ascii_digits(text: str) -> str:
@@ -131,7 +125,7 @@ def ascii_digits(text: str) -> str:
 def _multipliers() -> dict[str, int]:
     """Return what words behind a number multiply it by, in every language of CLDR; 0 where languages disagree."""
     found: dict[str, int] = {}
-    for name in localedata.locale_identifiers() if localedata is not None else ():
+    for name in localedata.locale_identifiers():
         lengths = (
             localedata.load(name, merge_inherited=False).get("compact_decimal_formats", {}) if "_" not in name else {}
         )
@@ -208,23 +202,7 @@ def parse_number(text: str) -> Number | None:
             return None
     elif not _is_unit(rest) or (length and not factor):
         return None
-    places = len(match["decimals"] or ".") - 1
-    word = re.match(r"[\s-]*[^\W\d_]{3,}", rest) is not None
-    return Number(value, places, percent is not None, name, word)
-
-
-def length_behind(text: str) -> int:
-    """Return the length of the multiplier that a text begins with; without babel, of any word that might be one."""
-    unknown = re.match(r" [^\W\d_]{3,}", text) if localedata is None else None
-    return multiplier(text)[1] or (unknown.end() if unknown else 0)
-
-
-def require_babel(text: str) -> None:
-    """Raise ConfigError if only the package babel knows whether the word behind a number multiplies it."""
-    if localedata is None:
-        raise ConfigError(
-            f"whether a word of {text!r:.80} multiplies its number needs babel; run pip install 'gym-rm[math]'."
-        )
+    return Number(value, len(match["decimals"] or ".") - 1, percent is not None, name)
 
 
 def decimal_comma(text: str) -> Number | None:

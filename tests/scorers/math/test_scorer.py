@@ -15,7 +15,6 @@ import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox import SandboxError
 from gym_rm.scorers.math import formulas
-from gym_rm.scorers.math.numbers import parse_number
 from gym_rm.scorers.math.scorer import VERDICTS, MathScorer
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
@@ -147,6 +146,7 @@ def test_invalid_options_are_refused(options, message):
 
 
 def test_every_gsm8k_reply_gets_the_grade_of_its_authors():
+    pytest.importorskip("math_verify")  # one reply ends in a product
     data = rows("gsm8k_graded")
     graded = [(row["answer"], each["text"], each["correct"]) for row in data for each in row["solutions"]]
     given = grade(MathScorer(), *[each[:2] for each in graded]).rewards
@@ -353,14 +353,9 @@ def test_a_forked_process_starts_sessions_of_its_own(scorer):
 def test_plain_rows_start_no_process_and_need_no_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     scorer = MathScorer()
-    monkeypatch.setattr("gym_rm.scorers.math.numbers.localedata", None)
-    monkeypatch.setattr("gym_rm.scorers.math.numbers._multipliers", dict)
-    parse_number.cache_clear()
     assert verdicts(scorer, ("4", "4"), ("4", "It is 4 km."), ("4", "It is 5 books.")) == ["right", "right", "wrong"]
-    for pair in (("x+1", box("1+x")), ("4", "It is 4 mil.")):
-        with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
-            grade(scorer, pair)
-    parse_number.cache_clear()
+    with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
+        grade(scorer, ("x+1", box("1+x")))
 
 
 def test_copies_share_processes_and_pickles_keep_options():
