@@ -14,6 +14,7 @@ import gymnasium
 from typer.main import get_command
 
 import gym_rm
+from gym_rm import testing
 from gym_rm.cli.main import app
 from gym_rm.scorer import SCORER_KINDS
 
@@ -184,8 +185,8 @@ def routes() -> Iterator[str]:
 def interfaces() -> list[str]:
     """Return one line for each public name, sorted."""
     lines = [line for name in gym_rm.__all__ for line in python_names("gym_rm", "gym_rm", name)]
-    modules = ["gym_rm.testing", *(f"gym_rm.adapters.{path.stem}" for path in ROOT.glob("gym_rm/adapters/[a-z]*.py"))]
-    for module in modules:
+    lines += [line for name in testing.__all__ for line in python_names("gym_rm.testing", "gym_rm.testing", name)]
+    for module in (f"gym_rm.adapters.{path.stem}" for path in ROOT.glob("gym_rm/adapters/[a-z]*.py")):
         for name, (source, node) in names_of(module).items():
             if source == module and isinstance(node, ast.ClassDef | ast.FunctionDef) and name[0] != "_":
                 lines += python_names(module, module, name)

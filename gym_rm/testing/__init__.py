@@ -1,0 +1,9 @@
+"""Conformance checks for what the package's parts rely on, of this package or your own.
+
+Each check raises an `AssertionError` with the expected and the actual value, and returns None if there is no error.
+"""
+
+from gym_rm.testing.environments import check_vector_env
+from gym_rm.testing.scorers import check_scorer
+
+__all__ = ["check_scorer", "check_vector_env"]
