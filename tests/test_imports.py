@@ -24,6 +24,7 @@ FLOORS = {
     "data": 1,
     "planning": 1,
     "http_client": 1,
+    "engine/debugging": 1,
     "engine/pages": 1,
     "engine/token_tree": 1,
     "engine/text": 1,

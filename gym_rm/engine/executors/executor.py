@@ -121,12 +121,18 @@ class BatchResult:
         error: reason of the failure, or None.
         out_of_memory: whether the batch ran out of memory, so that a smaller batch may succeed.
         reused_tokens: number of tokens whose keys and values came from the prefix cache.
+        peak_memory_bytes: largest memory of tensors on the GPU so far; 0 on a CPU, where torch does not count it.
+        replica: index of the replica that ran the batch.
+        saved: file with the batch, if it failed or has values that are not finite and was saved; see `debugging`.
     """
 
     values: FloatArray | None = None
     error: str | None = None
     out_of_memory: bool = False
     reused_tokens: int = 0
+    peak_memory_bytes: int = 0
+    replica: int = 0
+    saved: str | None = None
 
 
 @runtime_checkable
