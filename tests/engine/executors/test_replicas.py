@@ -21,7 +21,7 @@ from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError, RemoteError
 from tests.engine.executors import ranks
-from tests.engine.executors.batches import sequences, spec_of, trees, until, values_of
+from tests.engine.executors.batches import sequences, spec_of, until
 
 INFO = ModelInfo("tree", True, 1, "float32", "cpu", 2048, batch_invariance="bit-equal")
 
