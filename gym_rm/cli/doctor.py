@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 import typer
 
 import gym_rm
@@ -27,14 +29,19 @@ LARGEST_DIFFERENCE = 1e-4
 REPORT = "install gym-rm again; if that does not help, report it with this output"
 
 
-def doctor() -> None:
+def doctor(
+    replay: Annotated[
+        Path | None, typer.Option(help="Run a batch again that GYM_RM_SAVE_FAILED saved, and nothing else.")
+    ] = None,
+) -> None:
     """Show what is installed and what works on this machine, and what to do about the rest.
 
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
     marks = []
-    for part in (_versions, _extras, _devices, _sandbox, _contents, _self_test):
-        typer.echo(f"\n{part.__name__.strip('_').replace('_', ' ')}")
+    parts: Any = (_versions, _extras, _devices, _sandbox, _contents, _debugging, _self_test)
+    for part in (functools.partial(_replay, replay),) if replay is not None else parts:
+        typer.echo(f"\n{getattr(part, '__name__', 'replay').strip('_').replace('_', ' ')}")
         try:
             for mark, *texts in part():
                 marks.append(mark)
@@ -116,6 +123,44 @@ def _contents() -> Findings:
     for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
         lines.append(f"{len([*shipped_folder(name).glob(pattern)])} files in {name}")
     yield OK, ", ".join(lines)
+
+
+def _debugging() -> Findings:
+    from gym_rm.engine.debugging import Switches, failed_folder, read_switches
+
+    switches, folder = read_switches(), failed_folder()
+    if switches != Switches():
+        yield WARNING, f"GYM_RM_DEBUG is set: {switches}", "unset it to score as usual"
+    if folder is None:
+        yield OK, "failed batches are not saved; set GYM_RM_SAVE_FAILED to a folder to save them"
+    else:
+        files = sorted(folder.glob("batch-*.safetensors"))
+        advice = [f"to run the last one again: gym-rm doctor --replay {files[-1]}"] if files else []
+        yield WARNING if files else OK, f"{len(files)} failed batches are saved in {folder}", *advice
+
+
+def _replay(file: Path) -> Findings:
+    from gym_rm.engine.executors.failed_batches import read_failed, spec_of
+    from gym_rm.engine.executors.local import LocalExecutor
+
+    failed = read_failed(file)
+    before = failed.about["info"]
+    yield OK, f"{failed.about['type']} of {failed.batch.num_tokens} tokens, saved for: {failed.about['reason']}"
+    executor = LocalExecutor()
+    info = executor.load(spec_of(failed))
+    for name in ("revision", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
+        if (now := getattr(info, name)) != before[name]:
+            yield WARNING, f"{name} was {before[name]!r}, and is {now!r} here"
+    (result,) = executor.run([failed.batch])
+    if result.values is None:
+        yield PROBLEM, f"it fails again: {result.error}"
+    elif bad := int((~np.isfinite(result.values)).sum()):
+        yield PROBLEM, f"{bad} of {result.values.size} values are not finite"
+    else:
+        yield (
+            OK,
+            f"{result.values.size} values, all finite, from {result.values.min():.4g} to {result.values.max():.4g}",
+        )
 
 
 def _self_test() -> Findings:

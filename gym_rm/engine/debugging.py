@@ -2,8 +2,8 @@
 
 `GYM_RM_DEBUG` has names with commas between them: `plain` (the model's own forward), `skip_trial` (no comparison at
 load), `repeat_trial` (twice, and refuse another result), `layout=tree`, `layout=padded` or `layout=one_by_one`, and
-`rows=256` (products have a multiple of so many rows). `GYM_RM_SAVE_FAILED` is a folder: a batch whose forward fails (but
-not for lack of memory) or gives values that are not finite is saved there; `gym-rm doctor --replay FILE` runs it again.
+`rows=256` (products have a multiple of so many rows). `GYM_RM_SAVE_FAILED` is a folder: a batch whose forward fails,
+other than for lack of memory, or gives values that are not finite is saved there, for `gym-rm doctor --replay FILE`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.checks import integer
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
+from gym_rm.engine.debugging import call_id, stage
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
 from gym_rm.engine.executors.parallel_options import ParallelOptions
@@ -230,7 +231,7 @@ class RewardModelScorer:
         judged, prompts, complete = self._judged.read(conversations, prompts)
         tools = tools_of(prompts, len(judged))
 
-        with self._lock:
+        with self._lock, call_id("score"):
             call, seconds = self._plan(lambda: self.renderer.encode_turns(judged, tools, turns=turns))
             result = self._scheduler.run(list(call.tokens.values()), self.executor)
             return complete(self._collect(call, result, seconds, all_turns=turns == "all")).raise_for_errors()
@@ -256,7 +257,7 @@ class RewardModelScorer:
                 "to score()."
             )
         encode = self.renderer.encode_text
-        with self._lock:
+        with self._lock, call_id("score"):
             call, seconds = self._plan(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)]))
             result = self._scheduler.run(list(call.tokens.values()), self.executor)
             return self._collect(call, result, seconds).raise_for_errors()
@@ -303,7 +304,8 @@ class RewardModelScorer:
     def _plan(self, render: Callable[[], list[RenderedRow]]) -> tuple[ScoreCall, float]:
         """Render conversations or texts; return the call and its seconds so far."""
         start = time.perf_counter()
-        call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
+        with stage("render"):
+            call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
         return call, time.perf_counter() - start
 
     def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gym_rm.engine.debugging import current_call, stage
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_layout
 from gym_rm.errors import logger, warn_once
@@ -49,11 +50,13 @@ class RunResult:
     Attributes:
         values: float32 `[sum R, K]`, values of the first sequence, then of the second, and so on; NaN if it failed.
         failures: error of each failed sequence, by its index.
+        saved: file with the batch of a sequence whose values are not finite, if it was saved, by its index.
         workload: cost of the run.
     """
 
     values: FloatArray
     failures: dict[int, str] = field(default_factory=dict)
+    saved: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
 
 
@@ -86,10 +89,14 @@ class Scheduler:
             attempt = pending.pop()
             rows = attempt.rows
             started = time.perf_counter()
-            plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
+            with stage("plan"):
+                plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
             outcomes = executor.run(plan.batches)
             for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
+                log = "%s: batch %d of %d unique tokens and %d with padding on replica %d%s"
+                sizes = b, batch.num_tokens, batch.input_ids.size, outcome.replica
+                logger.debug(log, current_call(), *sizes, ", again" if attempt.again else "")
                 shape = batch.num_reads, self._info.num_values
                 if outcome.values is not None and outcome.values.shape != shape:  # as of a replaced head
                     reason = f"the model must return values of the shape {shape}, got {outcome.values.shape}"
@@ -183,6 +190,8 @@ def _collect(
             values = result.values[starts[m] : starts[m + 1]] = outcome.values[index - offsets[b]]
             if sizes[b] > 1 and not np.isfinite(values).all():
                 broken.append(m)
+            elif outcome.saved is not None:
+                result.saved[m] = outcome.saved
         elif outcome.out_of_memory and sizes[b] > 1:
             too_large.append(m)
         elif outcome.out_of_memory or (attempt.alone and attempt.again):
