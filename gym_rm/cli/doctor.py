@@ -148,7 +148,7 @@ def _replay(file: Path) -> Findings:
     yield OK, f"{failed.about['type']} of {failed.batch.num_tokens} tokens, saved for: {failed.about['reason']}"
     executor = LocalExecutor()
     info = executor.load(spec_of(failed))
-    for name in ("revision", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
+    for name in ("sampled_revision", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
         if (now := getattr(info, name)) != before[name]:
             yield WARNING, f"{name} was {before[name]!r}, and is {now!r} here"
     (result,) = executor.run([failed.batch])

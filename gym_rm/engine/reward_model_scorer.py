@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -20,10 +21,11 @@ from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.debugging import call_id, stage
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
+from gym_rm.engine.executors.model_info import revision_of_sources
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
-from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
+from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
@@ -156,7 +158,9 @@ class RewardModelScorer:
             parallel.fsdp_size,
         )
         self.executor: Executor = choose_executor(executor, parallel, spec)
-        self.info = self.executor.load(spec)
+        with ThreadPoolExecutor(1) as beside:  # reading large files takes as long as loading them
+            revision = beside.submit(revision_of_sources, spec)
+            self.info = self.executor.load(spec)
         if text.max_length is None:
             self.renderer.max_length = self.info.max_positions
         self.layout: Layout = self.info.layout
@@ -165,7 +169,7 @@ class RewardModelScorer:
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
-            revision=self.info.revision,
+            revision=revision.result(),
             template_hash=self.renderer.template_hash,
             dtype=self.info.dtype,
             device=self.info.device,
@@ -336,11 +340,8 @@ def load_reward_model(
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.
     """
-    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
-    of_scorer = {name: value for name, value in options.items() if name not in loading}
-    (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
-    checkpoint = open_checkpoint(load)
-    return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
+    load, others = split_options({"path": path, "kind": kind, **options})
+    return RewardModelScorer.of_checkpoint(open_checkpoint(load), executor=executor, **others)
 
 
 def _each(items: Iterable[Item], render: Callable[[Item], list[Rendered]]) -> list[RenderedRow]:

@@ -130,7 +130,7 @@ class Scheduler:
                     f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
                     "max_num_batched_tokens, or set max_length with overlong='drop_turns'"
                 )
-            elif self._info.longest_shared is not None and length > self._info.longest_shared:
+            elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
                 apart.append(m)
             else:
                 (short if length <= self.budget else long).append(m)

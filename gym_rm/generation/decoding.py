@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from gym_rm.engine.backbones.llama import Attention, llama_code, llama_forward, rotary_positions
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.generation.completions import TokenIds
 from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
 
@@ -35,7 +35,7 @@ def lean_obstacle(model: Any) -> str | None:
         return f"{name} is not a decoder of transformers"
     if llama_code(backbone) is None or type(model.get_output_embeddings()) is not nn.Linear:
         return f"{name} has other layers than Llama, Mistral and Qwen, or adapters or hooks"
-    if longest_shared(model.config) is not None:
+    if max_batchable_length(model.config) is not None:
         return "its rotary frequencies depend on the length of the text"
     return None
 

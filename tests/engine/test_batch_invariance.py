@@ -116,7 +116,7 @@ def test_texts_longer_than_the_original_context_do_not_change_short_ones(saved_m
     architecture, config, _ = VARIANTS["longrope frequencies"]
     scorer = gym_rm.load_scorer(saved_model(architecture, **config), max_length=4096)
     lengths = [len(each.input_ids) for each in scorer.renderer.encode(some)]
-    assert min(lengths) < scorer.info.longest_shared == 128 < max(lengths)
+    assert min(lengths) < scorer.info.max_batchable_length == 128 < max(lengths)
     assert bit_equal(scorer)
     assert_scores_do_not_depend_on_the_batch(scorer, some)
 
