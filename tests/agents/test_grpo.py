@@ -194,7 +194,7 @@ def test_the_script_prints_a_table_and_saves_the_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_after_an_interrupt_the_same_command_resumes(tmp_path, children_hear_sigint):
+def test_after_an_interrupt_the_same_command_resumes(tmp_path):
     process = run_script(*SMALL, "steps=100000", f"output={tmp_path}")
     while not (tmp_path / "metrics.csv").exists():
         assert process.poll() is None, process.stdout.read()

@@ -136,7 +136,7 @@ gym_rm.cli.main.main()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_stopped_process_leaves_a_file_that_can_be_continued(tmp_path, children_hear_sigint, sent, code):
+def test_a_stopped_process_leaves_a_file_that_can_be_continued(tmp_path, sent, code):
     source = write(tmp_path / "in.jsonl", [{**row, "copy": copy} for copy in range(100) for row in ROWS])
     out, store = tmp_path / "out.jsonl", tmp_path / "out.jsonl.scores"
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", out, "--batch-size", "5"]

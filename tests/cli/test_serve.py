@@ -83,7 +83,7 @@ def test_a_request_without_the_key_gets_status_401(url, key):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
-def test_a_signal_ends_the_server_without_an_error(children_hear_sigint, sent):
+def test_a_signal_ends_the_server_without_an_error(sent):
     with serving() as (process, url):
         assert post(url)[0] == 200
         process.send_signal(sent)

@@ -23,7 +23,7 @@ def score(conversations):
 
 
 @pytest.fixture
-def start(tmp_path, children_hear_sigint):
+def start(tmp_path):
     """Function that starts `gym-rm serve` with a slow scorer, and returns the process and its URL."""
     (tmp_path / "slow.py").write_text(SLOW_SCORER)
     processes = []

@@ -204,7 +204,7 @@ def test_an_error_of_one_rank_alone_is_the_error_of_the_batch(pool):
     assert executor.stats.given_up == 0
 
 
-def test_an_interrupt_leaves_the_executor_usable(pool, children_hear_sigint):
+def test_an_interrupt_leaves_the_executor_usable(pool):
     replica = FakeReplica(lambda batch, call: 0.3 if call == 1 else None)
     executor = pool([replica])
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
