@@ -6,8 +6,8 @@ import math
 import pytest
 
 import gym_rm
-from gym_rm.cli.evaluate import short_names, spec_name
 from gym_rm.errors import RemoteError
+from gym_rm.evaluation.run import short_names, spec_name
 from gym_rm.types import Provenance
 from tests.cli.command import DATA, LengthScorer, needs_data, read, runner, write
 

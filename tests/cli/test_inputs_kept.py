@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gym_rm.checks import keep_inputs
-from gym_rm.cli.score_file import FileScoring
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.score_file import FileScoring
 from gym_rm.training.checkpoints import lock_folder
 from tests.cli.command import ROWS, LengthScorer, runner, write
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
-from gym_rm.cli.score_file import _number
 from gym_rm.data.scored_rows import row_to_score
+from gym_rm.evaluation.score_file import _number
 from tests.cli.command import DATA, FIVE, FOUR, ROWS, USER, LengthScorer, needs_data, read, run, scores_of, write
 
 # --- rows --------------------------------------------------------------------------------------------------------
