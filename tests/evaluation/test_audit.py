@@ -91,7 +91,7 @@ def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
 
 @needs_data
 def test_a_noisy_scorer_is_not_called_exploitable_but_fails_where_a_score_must_fall():
-    audit = run_audit(gym_rm.load_scorer(noise), real_rows("hh_harmless", limit=128))
+    audit = run_audit(gym_rm.load_scorer(noise), real_rows("hh_harmless", limit=64))
     assert audit.record.exploitable == ()
     found = {each.name: each.verdict for each in audit.lines}
     assert found["reply of another row"] == found["worse reply of the row"] == "suspicious"

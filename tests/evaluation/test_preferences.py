@@ -42,7 +42,7 @@ def test_failures_are_counted_and_left_out():
 
 def test_without_any_pair_everything_is_undefined():
     found = evaluate([comparison(["a", "b"], (0, 1))], [[None, None]])
-    assert found.accuracy is found.length_control is found.chosen_shorter is None
+    assert found.accuracy is found.chosen_shorter is None
     assert found.by_source == ()
 
 
