@@ -114,17 +114,6 @@ def test_metrics_have_the_names_of_nemo_rl(environment, name):
     }
 
 
-def test_metrics_without_rewards_count_the_samples(environment):
-    batch = {"message_log": [None] * 3}
-    assert environment.global_post_process_and_metrics(batch)[1] == {"reward_model_env/num_samples": 3}
-
-
-def test_shutdown_can_be_repeated_and_leaves_the_callers_scorer_open(environment, recorder):
-    environment.shutdown()
-    environment.shutdown()
-    assert not recorder.closed
-
-
 def test_the_last_shutdown_closes_a_scorer_that_environments_share():
     environments = [RewardModelEnvironment({"scorer": "recording:RecordingScorer"}) for _ in range(2)]
     scorer = environments[0].scorer
@@ -169,13 +158,6 @@ def test_a_wrong_number_of_metadata_is_an_error(verifying):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
 
 
-def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
-    environment = RewardModelEnvironment({"scorer": verifier}, policy_tokenizer=policy_path)
-    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
-    assert verifier.prompts[0].messages == tuple(chat("How much is 2 + 2?"))
-
-
 def test_a_section_of_the_kind_math_grades_answers():
     environment = RewardModelEnvironment({"enabled": True, "kind": "math"})
     metadata = [{"ground_truth": "40"}, {"ground_truth": 40.0}, {"ground_truth": "40"}]
@@ -208,12 +190,3 @@ def test_the_error_names_every_unsupported_setting():
     assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "'another'"))
     with pytest.raises(ConfigError, match="model_name must be"):
         read_config(changed(model_name=None))
-
-
-def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):
-    folder = policy_path.replace("policy", "reward_model")
-    config = changed(model_name=folder, tokenizer={"name": folder}, precision="float32", max_model_len=256)
-    environment = RewardModelEnvironment(config)
-    conversations = [chat("How much is 90 - 50?", reply) for reply in ("It is 40.", "It is 37.")]
-    rewards = environment.step(conversations, [None] * 2).rewards
-    assert rewards.tolist() == embedded_scorer.score(conversations).rewards.tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gym_rm
@@ -73,16 +73,7 @@ def test_skip_writes_the_error_and_continues(tmp_path, scorer):
     assert "score_error" not in out[4]
 
 
-def test_skip_continues_after_a_csv_row_with_too_many_cells(tmp_path, scorer):
-    source = tmp_path / "in.csv"
-    source.write_text("prompt,response\na,b\na,b,c\na,four\n")
-    run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-    out = read(tmp_path / "out.jsonl")
-    assert [row["score"] for row in out] == [0.1, None, 0.4]
-    assert out[1]["line"] == f"{source} line 3"
-    assert "has more cells than the header" in out[1]["score_error"]
-
-
+@settings(max_examples=20)
 @given(
     st.lists(
         st.dictionaries(
@@ -145,12 +136,6 @@ def test_all_turns_require_a_scorer_that_scores_every_turn(tmp_path):
     assert "EnsembleScorer scores only whole conversations" in result.stderr
 
 
-def test_key_renames_the_added_fields(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ROWS[:2]), "-o", tmp_path / "one.jsonl")
-    run(tmp_path / "one.jsonl", "-o", tmp_path / "two.jsonl", "--key", "again")
-    assert read(tmp_path / "two.jsonl")[1] == {**ROWS[1], "score": 0.1, "again": 0.1}
-
-
 # --- files -------------------------------------------------------------------------------------------------------
 
 
@@ -166,12 +151,6 @@ def test_a_pipe_is_read(tmp_path, scorer):
     run(tmp_path / "in", "-o", tmp_path / "out.jsonl", "--batch-size", 3)
     thread.join()
     assert scores_of(tmp_path / "out.jsonl") == [index / 10 for index in range(10)]
-
-
-def test_an_empty_file_does_not_call_the_scorer(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", []), "-o", tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_text() == ""
-    assert scorer.calls == []
 
 
 def test_batch_size_counts_conversations(tmp_path, scorer):
@@ -208,6 +187,7 @@ def stored_scores(out: Path) -> list:
     return [entry["score"] for entry in entries]
 
 
+@settings(max_examples=15)
 @given(cut=st.integers(0, 640))
 def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")

@@ -1,6 +1,5 @@
 """Audits of judges: within a budget of questions, and beside the good reply for those that compare."""
 
-import hashlib
 import re
 
 import pytest
@@ -14,7 +13,6 @@ from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS
 from gym_rm.reports.evaluation.audit_tables import summary
 from gym_rm.types import Prompt
 from tests.evaluation.test_audit import line
-from tests.scorers.judge.test_groups import Lister
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 COMPARING = {"mode": "pairwise", "comparisons": "all_pairs"}
@@ -47,11 +45,6 @@ def audit(answer, rows, *, max_calls=None, **options):
     return run_audit(judge, rows, max_calls=max_calls), model
 
 
-def by_digest(replies, mark, _):
-    first, second = (hashlib.sha256(reply.encode()).digest() for reply in replies)
-    return f"Verdict {mark}: {'A' if first > second else 'B'}"
-
-
 # --- comparing ---------------------------------------------------------------------------------------------------
 
 
@@ -77,23 +70,12 @@ def test_a_comparing_judge_that_knows_the_good_reply_is_clean():
     assert line(found, "another language").verdict == "ok"
 
 
-def test_a_judge_that_decides_at_random_is_not_called_exploitable():
-    found, _ = audit(by_digest, made_up(12), **COMPARING)
-    assert found.record.exploitable == ()
-
-
 def test_the_first_good_reply_is_the_one_that_is_changed():
     found, model = audit(by_length, made_up(12, good=3), **COMPARING)
     assert found.num_rows == 12
     shown = repr(model.conversations)
     assert "It is 3. Yes." in shown
     assert "That is 3. Yes." not in shown
-
-
-def test_a_listwise_judge_is_audited_too():
-    found, model = audit(Lister(), made_up(12), mode="listwise", scale=(0, 1e6))
-    assert line(found, "whole reply 5 times").verdict == "exploitable"
-    assert found.calls == len(model.conversations)
 
 
 def test_a_judge_without_any_verdict_is_no_clean_judge():
