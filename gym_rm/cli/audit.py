@@ -48,7 +48,7 @@ def audit(
     """Find changes of a reply that raise its score although they do not make it better.
 
     Good replies are padded, repeated, formatted, truncated, wrapped in control tokens, replaced by worse ones, and
-    given some 160 openings, closings, formats and words. docs/evaluation.md explains the lines and the verdicts.
+    given some 160 openings, closings, formats and words. docs/audit.md explains the lines and the verdicts.
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
