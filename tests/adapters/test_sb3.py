@@ -101,34 +101,6 @@ def test_reset_options_are_refused(recorder):
         envs.reset()
 
 
-# --- prompts for verifiers -----------------------------------------------------------------------------------------
-
-
-SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "prompt_id": f"sum {n}"} for n in range(1, 5)]
-NUMBERS = [str(2 * n) for n in range(1, 5)]
-
-
-def make_sums(reward_model, num_envs, prompts=SUMS, **settings):
-    settings = {"prompts": prompts, "candidates": [f"It is {number}." for number in NUMBERS], "window": 12, **settings}
-    return VecEnvBridge(gym.make_vec(CANDIDATES, num_envs, reward_model=reward_model, **settings))
-
-
-def test_a_verifier_compares_each_action_with_the_answer_of_its_prompt(verifier):
-    envs = make_sums(verifier, 3)
-    envs.seed(0)
-    envs.reset()
-    for step in range(8):  # every step ends all episodes and draws new prompts
-        answers = [info["answer"] for info in envs.reset_infos]
-        right = np.array([NUMBERS.index(answer) for answer in answers])
-        wrong = (right + 1) % len(NUMBERS)
-        _, rewards, dones, infos = envs.step(np.where([True, step % 2 == 0, False], right, wrong))
-        assert rewards.tolist() == [1.0, float(step % 2 == 0), 0.0]
-        assert dones.all()
-        assert [info["answer"] for info in infos] == answers
-    assert {prompt.prompt_id for prompt in verifier.prompts} == {row["prompt_id"] for row in SUMS}
-    assert all(conversation[0] == prompt.messages[0] for conversation, prompt in verifier.rows)
-
-
 # --- SB3's wrappers and evaluation ---------------------------------------------------------------------------------
 
 

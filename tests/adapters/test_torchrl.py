@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import gymnasium as gym
 import pytest
 from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
@@ -58,14 +60,6 @@ def test_a_rollout_resets_only_the_rows_whose_episode_has_ended(make, recorder):
     assert all(1 < count <= 6 for count in ends)
 
 
-def test_copies_of_a_spec_keep_one_object_per_element(make):
-    spec = wrap(make()).full_action_spec["action"]
-    for copied in (spec.clone(), spec.to("cpu"), spec.expand(2, 3), spec.unsqueeze(0), spec[:2], spec.reshape(3, 1)):
-        assert list(copied.rand().batch_size) == list(copied.shape)
-        assert copied.rand().tolist() == copied.zero().tolist()
-        assert copied.is_in(copied.rand())
-
-
 def test_other_autoreset_modes_are_refused(make):
     with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
         wrap(make(autoreset_mode="SameStep"))
@@ -92,6 +86,13 @@ def test_a_reply_gets_a_reward_and_ends_the_episode(recorder):
     assert step["next", "done"].all()
     assert recorder.calls == [[chat("How much is 90 - 50?", reply) for reply in ("four", "", "it is four")]]
     assert env.reward_spec.shape == (3, 1)
+
+
+def test_end_tokens_of_the_policy_are_no_part_of_the_reply(recorder):
+    tokenizer = SimpleNamespace(eos_token="<|im_end|>", pad_token=None)
+    env, start = chat_env(RewardModelTransform(recorder, tokenizer=tokenizer), (1,))
+    start["history"].full = histories("four<|im_end|>")
+    assert env.step(start)["next", "reward"].tolist() == [[1.0]]
 
 
 def test_ends_episode_false_continues_the_dialogue(recorder):
@@ -127,12 +128,6 @@ def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
         [[*chat("q"), {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}]]
     )
     assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0]
-
-
-def test_a_step_without_a_history_is_an_error(recorder):
-    env, start = chat_env(RewardModelTransform(recorder), (2,))
-    with pytest.raises(ConfigError, match="is missing; use ChatEnv"):
-        env.step(start)
 
 
 def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):

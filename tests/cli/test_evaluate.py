@@ -47,13 +47,6 @@ def pairs(tmp_path):
     return write(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_tables_have_the_accuracy_and_the_sources(models, pairs):
-    output = evaluate(pairs).stdout
-    assert f"{RIGHT / 20:.3f} [" in output
-    assert "s0" in output
-    assert "s1" in output
-
-
 def test_json_has_settings_and_values(models, pairs):
     found = values(pairs, "--option", "max_length=512", "--option", "overlong=drop_turns")
     assert found["settings"]["options"] == {"overlong": "drop_turns", "max_length": 512}
@@ -61,12 +54,6 @@ def test_json_has_settings_and_values(models, pairs):
     assert one["preferences"]["accuracy"]["value"] == pytest.approx(RIGHT / 20)
     assert one["provenance"]["revision"] == "1"
     assert models["loaded"] == [(None, {"overlong": "drop_turns", "max_length": 512})]
-
-
-def test_an_output_is_a_folder_with_a_page_the_numbers_and_the_scores(models, pairs, tmp_path):
-    evaluate(pairs, "-o", tmp_path / "deep" / "out")
-    found = sorted(path.name for path in (tmp_path / "deep" / "out").iterdir())
-    assert found == ["report.html", "report.json", "scores.jsonl"]
 
 
 def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pairs, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from gym_rm.data.rows import rows_of
 from gym_rm.evaluation.score_output import write_csv
-from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run, write
+from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run
 
 TEXTS = [{"id": str(row["id"]), "prompt": row["prompt"], "response": row["response"]} for row in ROWS[1:]]
 
@@ -79,14 +79,6 @@ def test_every_format_of_output_has_the_rows_and_scores(tmp_path, scorer, given,
     run(save(tmp_path / given, TEXTS), "-o", tmp_path / name)
     found = [{**row, "score": float(row["score"])} for row in rows_in(tmp_path / name)]
     assert found == [{**row, "score": len(row["response"]) / 10} for row in TEXTS]
-
-
-def test_pairs_and_lists_are_json_in_a_csv_file(tmp_path, scorer):
-    rows = [{"prompt": "a", "chosen": "xx", "rejected": "x"}, {"prompt": "a", "responses": ["x", "xxx"]}]
-    run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.csv")
-    cells = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert [json.loads(row["score"]) for row in cells] == [{"chosen": 0.2, "rejected": 0.1}, [0.1, 0.3]]
-    assert json.loads(cells[1]["responses"]) == ["x", "xxx"]
 
 
 def test_the_columns_of_a_parquet_file_keep_their_types(tmp_path, scorer):

@@ -1,5 +1,4 @@
 import gzip
-import io
 import json
 import signal
 import subprocess
@@ -7,7 +6,6 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 
 import gym_rm
 import gym_rm.cli.score
@@ -29,16 +27,6 @@ from tests.cli.command import DATA, ROWS, LengthScorer, needs_data, read, run, s
 )
 def test_invalid_arguments_exit_with_code_2(tmp_path, arguments, message):
     assert message in run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=2).stderr
-
-
-def test_answers_are_scored_without_their_thinking(tmp_path):
-    rows = [
-        {"prompt": "Half of 9?", "response": reply, "answer": "4.5"} for reply in ("It is 4.</think>It is 4.5.", "4.5")
-    ]
-    source = write(tmp_path / "in.jsonl", rows)
-    options = ("--option", "thinking=opened", "--option", "judged=answer")
-    output = run(source, "--reward-model", '{"kind": "math"}', *options).stdout
-    assert [json.loads(line)["score"] for line in output.splitlines()] == [1.0, 0.0]
 
 
 def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
@@ -132,14 +120,6 @@ def test_failed_lines_are_counted_again_on_resume_with_any_key(tmp_path, scorer,
     command = (source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", "--key", key)
     run(*command, code=3)
     run(*command, code=3)
-
-
-def test_the_terminal_shows_progress(tmp_path, monkeypatch, scorer):
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, no_color=True, highlight=False)
-    monkeypatch.setattr(gym_rm.cli.score, "stderr", terminal)
-    run(write(tmp_path / "in.jsonl", ROWS), "-o", tmp_path / "out.jsonl", "--batch-size", 2)
-    assert "10 lines" in screen.getvalue()
 
 
 # --- verifiers ---------------------------------------------------------------------------------------------------

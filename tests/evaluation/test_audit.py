@@ -108,20 +108,6 @@ def test_the_embedded_model_is_audited_on_every_change(embedded):
     assert all(each.rows == 3 for each in embedded.lines if each.name != "words shuffled")
 
 
-def test_a_dropped_first_word_is_found_if_one_wording_gains_by_it():
-    """Only "I would say" gains, as in a model whose policy says " would say 18."; the other wordings lose."""
-
-    def model(conversations):
-        texts = [reply(each) for each in conversations]
-        return [1.1 if text.startswith(" would say") else float(text[:1].isupper()) for text in texts]
-
-    audit = run_audit(gym_rm.load_scorer(model), load_audit_rows(limit=32))
-    found = line(audit, "first word dropped")
-    assert found.verdict == "exploitable"
-    assert found.mean.value == pytest.approx(0.1)
-    assert found.examples[0].after.startswith(" would say ")
-
-
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
@@ -158,17 +144,6 @@ def test_a_verifier_receives_the_prompts():
     assert line(audit, "another language").mean.value == -1
 
 
-def test_every_reply_is_scored_once(made_up):
-    seen = []
-
-    def model(conversations):
-        seen.extend(map(key, conversations))
-        return length(conversations)
-
-    audit = run_audit(gym_rm.load_scorer(model), made_up)
-    assert len(seen) == len(set(seen)) == audit.scored
-
-
 HOLES = {
     "emoji": lambda text: any(ord(each) >= 0x1F300 for each in text),
     "code": lambda text: "```" in text,
@@ -194,24 +169,6 @@ def test_wordings_that_do_not_rise_are_tried_on_some_rows_only():
     assert (line(audit, "Great question! …").rows, line(audit, "lower case").rows) == (32, 96)
     assert len(audit.lines) > 200
     assert audit.scored < 96 * 4 * 25 + 96 * 10 + 32 * 200
-
-
-def test_the_smallest_hole_is_found_and_a_fifth_of_it_is_not():
-    users = [{"role": "user", "content": f"What is {n}?"} for n in range(100)]
-    rows = AuditRows("made", tuple(AuditRow(Prompt((user,), "p"), (user,), ("It is.",)) for user in users))
-
-    def audited(hole):
-        def model(conversations):
-            return [
-                score + hole * ("certainly" in reply(each).lower())
-                for score, each in zip(noise(conversations), conversations, strict=True)
-            ]
-
-        return run_audit(gym_rm.load_scorer(model), rows)
-
-    smallest = audited(0.0).smallest_hole * audited(0.0).spread
-    assert line(audited(1.3 * smallest), "Certainly! …").verdict == "exploitable"
-    assert line(audited(0.2 * smallest), "Certainly! …").verdict != "exploitable"
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,6 @@ def test_a_known_place_bias_is_found(share, first):
     ] * (share > 0)
 
 
-def test_without_a_bias_nothing_is_said():
-    report = scored(by_length, **IN_GROUPS)[0].judge()
-    assert report.notes() == []
-    assert (report.num_questions, report.refused.value, report.answers_per_verdict) == (80, 0.0, 1.0)
-    assert report.prefers_first.low < 0.5 < report.prefers_first.high
-
-
 def test_a_known_share_of_refusals_is_found_and_their_pairs_are_left_out():
     def answer(replies, mark, _):
         return "I will not say." if int(min(replies, key=len)) % 4 == 0 else by_length(replies, mark, _)
@@ -93,12 +86,6 @@ def test_the_difference_of_samples_is_known_only_with_several():
         plain = dataclasses.asdict(judge.provenance)
         found = ScoredComparisons(tuple(ROWS), score_comparisons(judge, ROWS), "judge", plain)
         assert found.judge().disagreement == expected
-
-
-def test_other_scorers_have_no_report():
-    scores = score_comparisons(LengthScorer(), ROWS)
-    assert ScoredComparisons(tuple(ROWS), scores).judge() is None
-    assert [row.judge for row in scores] == [None] * 40
 
 
 def test_a_judge_within_a_combined_scorer_is_counted():

@@ -39,12 +39,6 @@ def test_failures_are_counted_and_left_out():
     assert found.errors == (("no reward", 4),)
 
 
-def test_without_any_pair_everything_is_undefined():
-    found = evaluate([comparison(["a", "b"], (0, 1))], [[None, None]])
-    assert found.accuracy is found.chosen_shorter is None
-    assert found.by_source == ()
-
-
 def test_accuracy_where_the_better_reply_is_the_shorter_one():
     rows = [
         comparison(["x" * a, "x" * b], (0, 1), prompt=str(i))
@@ -53,12 +47,6 @@ def test_accuracy_where_the_better_reply_is_the_shorter_one():
     found = evaluate(rows, [[1, 0], [0, 1], [1, 0], [1, 0]])
     assert (found.chosen_shorter.num_pairs, found.chosen_shorter.accuracy.value) == (2, 0.5)
     assert (found.chosen_longer.num_pairs, found.chosen_longer.accuracy.value) == (1, 1.0)
-
-
-def test_accuracy_by_source():
-    rows = [comparison(["a", "b"], (0, 1), source=source) for source in ("x", "y", "", "", "")]
-    found = evaluate(rows, [[1, 0], [1, 0], [0, 1], [1, 0], [0, 1]])
-    assert named(found.by_source) == {"(no source)": (3, round(1 / 3, 6)), "x": (1, 1.0), "y": (1, 1.0)}
 
 
 def test_ties_of_the_data_are_left_out_and_ties_of_the_model_are_wrong():

@@ -30,13 +30,6 @@ def test_all_values_can_be_written_as_json():
     assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
-def test_the_table_has_the_total_first_and_then_sections_and_subsets():
-    table = evaluate(ROWS).table_rows()
-    assert table[0] == ("overall", 1.0, None)
-    assert ("Chat", None, 0) in table
-    assert table[-1] == ("  hep-go", 1.0, 1)
-
-
 def test_several_files_are_one_benchmark(tmp_path):
     paths = [tmp_path / "chat_filtered.json", tmp_path / "code_filtered.json"]
     for path in paths:
