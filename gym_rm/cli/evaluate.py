@@ -19,7 +19,7 @@ from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel
 from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.report import notes
-from gym_rm.evaluation.run import ModelRows, Results, evaluate_benchmark_files, evaluate_files, short_names, spec_name
+from gym_rm.evaluation.run import Evaluation, ModelRows, Results, short_names, spec_name
 from gym_rm.reports.evaluation.page import write_evaluation_page
 from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, result_tables
 from gym_rm.reports.transcripts import visible
@@ -90,10 +90,15 @@ def evaluate(
         # --option is of the first scorer; the second one takes a JSON object.
         first = ScorerArguments.parse(reward_model, option, threads=threads)
         second = ScorerArguments.parse(against, threads=threads)
-        renamed = parse_columns(column or [])
-        for name, given in (("--column", column), ("--best-of-n", best_of_n)):
-            if benchmark is not None and given:
-                raise ConfigError(f"{name} has no effect with --benchmark {benchmark}; leave it out.")
+        evaluation = Evaluation(
+            files=sources,
+            benchmark=benchmark,
+            best_of_n=best_of_n,
+            rows=rows,
+            seed=seed,
+            columns=parse_columns(column or []),
+            skip_malformed=on_error == "skip",
+        )
         if reward_model is not None and scores is not None:
             raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
         if output is not None:
@@ -123,31 +128,13 @@ def evaluate(
     if scores is not None:
         models[0] = ModelRows(name=models[0].name, make_scorer=None, scores=scores)
     settings = {
-        "files": sources,
         "reward_model": without_key(first.model),
         "options": without_key(first.options),
         "against": without_key(second.model),
-        "benchmark": benchmark,
-        "best_of_n": best_of_n,
-        "rows": rows,
-        "seed": seed,
     }
     with exit_codes("interrupted; with -o FOLDER, repeat the same command to continue."):
         with bar:
-            if benchmark is not None:
-                found = evaluate_benchmark_files(benchmark, sources, models, rows=rows, seed=seed)
-                results = Results(settings, benchmarks=found)
-            else:
-                sets = evaluate_files(
-                    sources,
-                    models,
-                    gold=best_of_n,
-                    skip_malformed=on_error == "skip",
-                    rows=rows,
-                    seed=seed,
-                    columns=renamed,
-                )
-                results = Results(settings, sets=sets)
+            results = evaluation.run(models, settings)
         if output is not None:
             _write_results(output, results)
     if as_json:

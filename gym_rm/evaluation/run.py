@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gym_rm
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
@@ -117,41 +117,63 @@ class ModelRows:
         return store
 
 
-def evaluate_files(
-    sources: Sequence[str],
-    models: Sequence[ModelRows],
-    *,
-    gold: str | None = None,
-    skip_malformed: bool = False,
-    rows: int | None = None,
-    seed: int = 0,
-    columns: Mapping[str, str] | None = None,
-) -> list[SetEvaluation]:
-    """Evaluate one model or two on each file of preferences, or on a sample of at most `rows` of its rows.
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One evaluation of one model or two.
+
+    Attributes:
+        files: files of preferences, each a set of its own, or the rows of a benchmark.
+        benchmark: name of the benchmark whose rules are used; None for preferences.
+        best_of_n: name of the rating that best-of-n counts; None for no curves.
+        rows: most rows of a file, by a random sample; None for all.
+        seed: seed of the sample.
+        columns: names of the columns of fields, see `with_columns`.
+        skip_malformed: count malformed rows instead of raising an error.
 
     Raises:
-        ConfigError: a file cannot be read or has no preference, or a model has no scores.
-        GymRMError: a scorer failed for a whole batch.
+        ConfigError: a setting has no effect on a benchmark.
     """
-    sets = [
-        load_comparisons(each, name=name, on_error="drop" if skip_malformed else "raise", columns=columns)
-        for each, name in zip(sources, short_names(sources), strict=True)
-    ]
-    sets = [dataclasses.replace(each, comparisons=tuple(sampled(each.comparisons, rows, seed=seed))) for each in sets]
-    scored = [model.score(sets) for model in models]
-    return [
-        evaluate_set(each, of[0], against=of[1] if len(of) > 1 else None, gold=gold)
-        for each, *of in zip(sets, *scored, strict=True)
-    ]
 
+    files: Sequence[str]
+    benchmark: str | None = None
+    best_of_n: str | None = None
+    rows: int | None = None
+    seed: int = 0
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    skip_malformed: bool = False
 
-def evaluate_benchmark_files(
-    name: str, sources: Sequence[str], models: Sequence[ModelRows], *, rows: int | None = None, seed: int = 0
-) -> list[BenchmarkResult]:
-    """Evaluate the models on a benchmark whose rows are in these files, or on a sample of at most `rows` of them."""
-    read = sampled(read_benchmark(sources, BENCHMARKS[name].read_row), rows, seed=seed)
-    comparisons = ComparisonSet(name, tuple(row.comparison for row in read))
-    return [benchmark_result(name, read, *model.score([comparisons])) for model in models]
+    def __post_init__(self) -> None:
+        for name, given in (("--column", self.columns), ("--best-of-n", self.best_of_n)):
+            if self.benchmark is not None and given:
+                raise ConfigError(f"{name} has no effect with --benchmark {self.benchmark}; leave it out.")
+
+    def run(self, models: Sequence[ModelRows], settings: Mapping[str, Any]) -> Results:
+        """Score what the files of the models lack, and return the results, with these settings of the models.
+
+        Raises:
+            ConfigError: a file cannot be read or has no preference, or a model has no scores.
+            GymRMError: a scorer failed for a whole batch.
+        """
+        of_rows = {name: getattr(self, name) for name in ("files", "benchmark", "best_of_n", "rows", "seed")}
+        if self.benchmark is None:
+            return Results({**of_rows, **settings}, sets=self._sets(models))
+        read = sampled(read_benchmark(self.files, BENCHMARKS[self.benchmark].read_row), self.rows, seed=self.seed)
+        rows = ComparisonSet(self.benchmark, tuple(row.comparison for row in read))
+        found = [benchmark_result(self.benchmark, read, *model.score([rows])) for model in models]
+        return Results({**of_rows, **settings}, benchmarks=found)
+
+    def _sets(self, models: Sequence[ModelRows]) -> list[SetEvaluation]:
+        sets = []
+        for file, name in zip(self.files, short_names(self.files), strict=True):
+            on_error: Literal["raise", "drop"] = "drop" if self.skip_malformed else "raise"
+            every = load_comparisons(file, name=name, on_error=on_error, columns=self.columns)
+            chosen = sampled(every.comparisons, self.rows, seed=self.seed)
+            sets.append(dataclasses.replace(every, comparisons=tuple(chosen)))
+        scored = [model.score(sets) for model in models]
+        return [
+            evaluate_set(each, of[0], against=of[1] if len(of) > 1 else None, gold=self.best_of_n)
+            for each, *of in zip(sets, *scored, strict=True)
+        ]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
