@@ -8,9 +8,9 @@ import pydantic
 
 from gym_rm.config import Finite, Flag, NonNegativeInt, PositiveInt
 from gym_rm.engine.text.judged import Judged, JudgedOptions
-from gym_rm.scorers.judge.styles import Mode
 
 OURS = "fenced"
+Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
 Comparisons: TypeAlias = Literal["all_pairs", "circular", "reference"]
 
 

@@ -23,9 +23,9 @@ from gym_rm.errors import ConversationError
 from gym_rm.generation.chat import ChatReply, seed_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.judge.forms import Scale, read_verdict
-from gym_rm.scorers.judge.options import JudgeOptions
+from gym_rm.scorers.judge.options import JudgeOptions, Mode
 from gym_rm.scorers.judge.rubrics import Criterion, field_of
-from gym_rm.scorers.judge.styles import TEMPLATES, Mode, Style
+from gym_rm.scorers.judge.styles import TEMPLATES, Style
 from gym_rm.types import Conversation, Message, Prompt
 
 LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no words can be made of them

@@ -11,10 +11,10 @@ from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_mod
 from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.judge.asking import ask
 from gym_rm.scorers.judge.modes import MODES
-from gym_rm.scorers.judge.options import JudgeOptions
+from gym_rm.scorers.judge.options import JudgeOptions, Mode
 from gym_rm.scorers.judge.plan import JudgeRow
 from gym_rm.scorers.judge.questions import Questions
-from gym_rm.scorers.judge.styles import Mode, Style, load_style
+from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 

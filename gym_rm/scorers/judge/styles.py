@@ -20,6 +20,7 @@ from gym_rm.config import Config, Finite, PositiveInt, parse_settings
 from gym_rm.documents import parse_yaml, read_mapping
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorers.judge.forms import VerdictForm
+from gym_rm.scorers.judge.options import Mode
 
 FORMS: dict[str, tuple[str, ...]] = {
     "score": ("last", "log_odds", "json_scores"),
@@ -30,7 +31,6 @@ FORMS: dict[str, tuple[str, ...]] = {
 TOP_LOGPROBS = 20  # the most that vLLM tells
 FOLDER = Path(__file__).with_name("styles")
 _MODELS = re.compile(r"^models:(?: .*|(?:\n +- .*)+)$", re.MULTILINE)
-Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
 Need: TypeAlias = Literal["principle", "rubric", "reference"]
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 TEMPLATES.filters["json"] = functools.partial(json.dumps, ensure_ascii=False)
