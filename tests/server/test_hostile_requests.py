@@ -34,9 +34,8 @@ DEEP = '{"conversations": ' + "[" * 300 + "]" * 300 + "}"
         b'{"conversations": "\x00"}',
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/rewards", "/classify"])
-def test_a_body_that_is_not_strict_json_gets_a_status_of_4xx(client, path, body):
-    reply = client.post(path, content=body, headers=JSON)
+def test_a_body_that_is_not_strict_json_gets_a_status_of_4xx(client, body):
+    reply = client.post("/v1/rewards", content=body, headers=JSON)
     assert reply.status_code in (400, 422)
     assert "error" in reply.json()
 

@@ -16,7 +16,6 @@ from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
-from gym_rm.scorers.judge.modes import pairs_of
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.scorers.judge.test_scorer import ask
 
@@ -245,11 +244,6 @@ def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, reason):
     with pytest.raises(ConfigError, match=re.escape(reason)):
         JudgeScorer("no-such-folder", **options)
-
-
-def test_a_circle_of_two_has_both_orders_and_of_one_has_none():
-    assert pairs_of("circular", 2) == [(0, 1), (1, 0)]
-    assert pairs_of("circular", 1) == []
 
 
 def test_what_all_replies_share_is_shown_once():

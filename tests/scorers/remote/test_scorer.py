@@ -230,9 +230,16 @@ def test_a_wrong_key_is_named_and_not_repeated(app, url, monkeypatch):
 
 
 def test_interrupting_a_call_stops_its_requests(app, url):
+    def interrupt():
+        deadline = time.monotonic() + 60
+        seen = len(app.requests)
+        while len(app.requests) == seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
     with scorer_at(url) as scorer:
         app.always = "hang"
-        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
