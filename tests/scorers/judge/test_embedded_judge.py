@@ -63,7 +63,7 @@ def test_a_reply_that_addresses_the_judge_does_not_win(judge):
 
 
 def test_a_message_with_a_principle_may_come_before_the_replies(judge):
-    questions = held_out(64)
+    questions = held_out(128)
     pairs = [(f"That is {q.answer}.", f"That is {sorted(q.numbers)[1]}.") for q in questions]
     ahead = preferences(judge, questions, pairs, principle=train_judge.PRINCIPLES[1])
     assert (ahead > 0).mean() > 0.95
