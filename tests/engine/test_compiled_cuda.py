@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from gym_rm.engine.backbones import flex_attention
 from gym_rm.engine.backbones.low_precision import Float8Linear, _compiled
 from gym_rm.engine.backbones.tree_attention import TreeAttention
+from tests.engine.backbones import trees
 from tests.engine.backbones.trees import sequence, tree_of
 from tests.engine.cuda_compiler import H100, compiling_for_h100
 from tests.engine.fake_cuda import DEVICE
@@ -32,7 +33,7 @@ def kernels():
 def attend(tree, size, dtype, *, heads=4, grad=False, **options):
     shapes = [(1, count, len(tree), size) for count in (heads, 2, 2)]
     states = [torch.empty(shape, dtype=dtype, device=DEVICE, requires_grad=grad) for shape in shapes]
-    return TreeAttention(tree, DEVICE).attend(*states, None, None, **options), states
+    return trees.attend(TreeAttention(tree, DEVICE), *states, **options), states
 
 
 def tree(tokens=400):

@@ -9,9 +9,10 @@ import tiny_models
 import torch
 
 from gym_rm.engine.backbones import low_precision
-from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, Rows, same_products
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, same_products
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import pinned_like
+from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.low_precision import Float8Linear, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import make_reward_model
@@ -133,7 +134,7 @@ def test_a_fused_layer_launches_few_kernels(gpu, architecture):
 
 @pytest.mark.parametrize("layer", [torch.nn.Linear, Float8Linear])
 def test_products_are_compared_on_the_gpu(gpu, layer):
-    assert same_products.__wrapped__(Rows(), layer, (64, 32), torch.bfloat16, DEVICE, 1)
+    assert same_products.__wrapped__(GemmRows(), layer, (64, 32), torch.bfloat16, DEVICE, 1)
 
 
 # --- readouts --------------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
 
     monkeypatch.setattr(local, "agreeing_forwards", choose)
     monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, *_, **__: forward)
-    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [Rows()])
+    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [GemmRows()])
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout))
     assert (info.device, info.dtype, info.layout) == (str(DEVICE), "bfloat16", layout)

@@ -13,15 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import ACT2FN
 
-from gym_rm.engine.backbones.batch_invariance import (
-    ROWS,
-    RULES,
-    BatchInvariant,
-    Rows,
-    current_rows,
-    same_products,
-    with_padding,
-)
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, current_rows, same_products, with_padding
+from gym_rm.engine.backbones.invariant_products import ROWS, RULES, GemmRows
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear
 from tests.engine.threads import threads
 
@@ -109,13 +102,17 @@ ACTIVATIONS = {
 }
 FUNCTIONS = PRODUCTS | ACTIVATIONS
 needs_same_products = pytest.mark.skipif(
-    not all(same_products(Rows(), nn.Linear, (rows, INPUTS), torch.float32, CPU, 1) for rows in (1, OUTPUTS)),
+    not all(same_products(GemmRows(), nn.Linear, (rows, INPUTS), torch.float32, CPU, 1) for rows in (1, OUTPUTS)),
     reason="products of a multiple of 16 rows do not suffice on this CPU",
 )
-CHUNKS = Rows(64, in_chunks=True)
+CHUNKS = GemmRows(64, in_chunks=True)
 each_rows = pytest.mark.parametrize(
     "rows",
-    [pytest.param(Rows(), marks=needs_same_products), pytest.param(Rows(64), marks=needs_same_products), CHUNKS],
+    [
+        pytest.param(GemmRows(), marks=needs_same_products),
+        pytest.param(GemmRows(64), marks=needs_same_products),
+        CHUNKS,
+    ],
     ids=str,
 )
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -166,7 +163,7 @@ def test_every_rule_is_tested_here():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_shape_and_precision_do_not_change_and_values_only_by_rounding(name):
-    for dtype, rows, count in itertools.product((torch.float32, torch.bfloat16), (Rows(), CHUNKS), (MOST, 17, 1)):
+    for dtype, rows, count in itertools.product((torch.float32, torch.bfloat16), (GemmRows(), CHUNKS), (MOST, 17, 1)):
         x = X[:count].to(dtype)
         expected = FUNCTIONS[name](x)
         got = invariant(FUNCTIONS[name], x, rows)
@@ -228,7 +225,7 @@ def test_every_activation_of_transformers_keeps_the_bits_of_a_row(name, dtype):
 
 
 @pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
-@pytest.mark.parametrize("rows", [Rows(), CHUNKS], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(), CHUNKS], ids=str)
 def test_layers_in_8_bits_keep_the_bits_of_a_row(make, rows):
     layer = make(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False))
     try:
@@ -348,7 +345,7 @@ def test_padding_repeats_the_first_token_up_to_whole_groups_of_rows(ids, two_row
 
 
 def test_tokens_are_padded_for_the_products_of_the_context():
-    assert current_rows() == Rows(16)
+    assert current_rows() == GemmRows(16)
     with BatchInvariant(CHUNKS):
         assert current_rows() is CHUNKS
         assert len(with_padding(np.arange(70))) == 128
@@ -356,7 +353,7 @@ def test_tokens_are_padded_for_the_products_of_the_context():
     assert len(with_padding(np.arange(70), 75)) == 75
 
 
-@pytest.mark.parametrize("rows", [Rows(64), CHUNKS], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(64), CHUNKS], ids=str)
 def test_whole_groups_of_rows_are_not_copied(rows):
     """But for the last one, which is padded."""
     x, added = X[:128], torch.zeros(128, OUTPUTS)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gym_rm.engine.backbones import decoder, flex_attention, tree_attention
-from gym_rm.engine.backbones.batch_invariance import LADDER, Rows
+from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors import local
 from gym_rm.engine.pages import Pages, Tiles
@@ -99,7 +99,7 @@ def late_positions(tokens):
 @contextlib.contextmanager
 def chunks(change):
     """Let products run in the smallest chunks of rows, and change the chunks `[n, ...]` of more than one."""
-    plain = Rows.split
+    plain = GemmRows.split
 
     def split(self, x):
         parts = plain(self, x)
@@ -108,7 +108,7 @@ def chunks(change):
     def smallest(backbones):
         return [LADDER[next(backbones[0].parameters()).device.type][-1]]
 
-    with mock.patch.object(Rows, "split", split), mock.patch.object(local, "rows_to_try", smallest):
+    with mock.patch.object(GemmRows, "split", split), mock.patch.object(local, "rows_to_try", smallest):
         yield
 
 
