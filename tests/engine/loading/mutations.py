@@ -5,6 +5,7 @@ a model with a soft cap, a window or sinks.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
@@ -50,13 +51,16 @@ def pages(change) -> Context:
 
 def attend(change) -> Context:
     """Change the inputs of attention."""
-    plain = TreeAttention.attend
+    plain = TreeAttention.__call__
 
-    def attend(self, query, key, value, scaling, window, **options):
-        given = dict(query=query, key=key, value=value, scaling=scaling, window=window, **options)
-        return plain(self, **(given | change(SimpleNamespace(**({"softcap": None, "sinks": None} | given)))))
+    def attend(self, call, query, key, value):
+        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+        given = fields | {"query": query, "key": key, "value": value}
+        given |= change(SimpleNamespace(**given))
+        states = [given.pop(name) for name in ("query", "key", "value")]
+        return plain(self, type(call)(**given), *states)
 
-    return mock.patch.object(TreeAttention, "attend", attend)
+    return mock.patch.object(TreeAttention, "__call__", attend)
 
 
 def copies_of_a_sibling(made: Pages, size: int) -> Pages:
@@ -135,8 +139,8 @@ MUTATIONS: dict[str, Callable[[], Context]] = {
     "sinks are dropped": lambda: attend(lambda given: {"sinks": None}),
     "heads are swapped": lambda: attend(lambda given: {"query": given.query.roll(1, dims=1)}),
     "key heads are swapped": lambda: attend(lambda given: {"key": given.key.roll(1, dims=1)}),
-    "scores are not scaled": lambda: attend(lambda given: {"scaling": 1.0}),
-    "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=2)}),
+    "scores are not scaled": lambda: attend(lambda given: {"scale": 1.0}),
+    "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=0)}),
     "the last chunk of products is skipped": lambda: chunks(lambda parts: (*parts[:-1], torch.zeros_like(parts[-1]))),
     "the second chunk of products is that of the first": lambda: chunks(
         lambda parts: (*parts[:1], *parts[:1], *parts[2:])
