@@ -43,7 +43,7 @@ def load(architecture, *, use_flex, dtype=torch.float32, **config):
         init(self, *arguments, **(options | {"use_flex": use_flex}))
 
     size = tree_attention.FLEX_BLOCK_SIZE if use_flex else tree_attention.PAGE_SIZE
-    pages = mock.patch.object(decoder, "page_size", lambda device: size)
+    pages = mock.patch.object(decoder, "page_size", return_value=size)
     with pages, mock.patch.object(TreeAttention, "__init__", with_flex):
         return LocalExecutor().load(LoadSpec(model, HEAD))
 
