@@ -87,6 +87,23 @@ class TokenTree:
         before = np.arange(index + 1)
         return before[self.subtree_end[: index + 1] > index]
 
+    def check(self) -> None:
+        """Assert that the arrays are one tree in preorder: for tests, and for whoever makes trees in another way."""
+        indices = np.arange(len(self))
+        assert self.input_ids.dtype == np.int32
+        for array in (self.position_ids, self.subtree_end, self.parents, self.read_indices):
+            assert array.dtype == np.int64
+        assert len(self.input_ids) == len(self.position_ids) == len(self.subtree_end) == len(self.parents)
+        assert (self.parents < indices).all(), "a token stands before the one that it follows"
+        starts, children = indices[self.parents < 0], indices[self.parents >= 0]
+        parents = self.parents[children]
+        assert (self.depths[starts] == 0).all(), "a start is inside another sequence"
+        assert (self.depths[children] == self.depths[parents] + 1).all(), "subtrees and parents differ"
+        assert (self.subtree_end[children] <= self.subtree_end[parents]).all(), "a subtree ends after its parent's"
+        assert ((self.subtree_end > indices) & (self.subtree_end <= len(self))).all()
+        assert (np.diff(self.read_indices) > 0).all(), "the reads do not increase"
+        assert np.isin(self.read_indices, indices).all(), "a read is outside the tree"
+
 
 @dataclass(frozen=True)
 class PaddedBatch:
@@ -137,6 +154,27 @@ class BatchPlan:
     def num_tokens(self) -> int:
         """Number of tokens to compute, without padding."""
         return sum(batch.num_tokens for batch in self.batches)
+
+    def check(self, sequences: Sequence[TokenSequence], max_num_batched_tokens: int) -> None:
+        """Assert that batches keep to the budget, and that each value is read after the tokens of its sequence."""
+        assert self.batch_of.shape == (len(sequences),)
+        paths: list[tuple[int, NDArray[np.int32]]] = []  # batch and tokens of each value
+        for number, batch in enumerate(self.batches):
+            if isinstance(batch, TokenTree):
+                batch.check()
+                assert 0 < len(batch) <= max_num_batched_tokens
+                paths += [(number, batch.input_ids[batch.ancestors(read)]) for read in batch.read_indices.tolist()]
+            else:
+                assert batch.input_ids.size <= max_num_batched_tokens or len(batch.lengths) == 1
+                assert (batch.read_positions[:, 1] < batch.lengths[batch.read_positions[:, 0]]).all()
+                paths += [(number, batch.input_ids[row, : at + 1]) for row, at in batch.read_positions.tolist()]
+        found = (paths[index] for index in self.value_index.tolist())
+        for batch_of, sequence in zip(self.batch_of.tolist(), sequences, strict=True):
+            for read in sequence.read_positions.tolist():
+                number, tokens = next(found)
+                assert number == batch_of, "a value is in another batch than its sequence"
+                assert np.array_equal(tokens, sequence.input_ids[: read + 1]), "a value is read after other tokens"
+        assert next(found, None) is None, "there are more values than reads"
 
 
 def plan_trees(

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gym_rm.engine.backbones.batch_invariance import Rows
+from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TYPES, UnsupportedByTree
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_layout, plan_trees
 from gym_rm.errors import ConfigError, brief, logger
@@ -58,7 +58,7 @@ class Forward:
     layout: Layout
     fuse: bool
     invariant: bool = True
-    rows: Rows = field(default_factory=Rows)
+    rows: GemmRows = field(default_factory=GemmRows)
     batch_invariance: str | None = None
 
 
@@ -107,7 +107,11 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 
 
 def agreeing_forwards(
-    candidate: Candidate, run: Run, ladder: Iterable[Rows] = (Rows(),), *, max_num_batched_tokens: int = EVERYTHING
+    candidate: Candidate,
+    run: Run,
+    ladder: Iterable[GemmRows] = (GemmRows(),),
+    *,
+    max_num_batched_tokens: int = EVERYTHING,
 ) -> Iterator[Forward]:
     """Yield forwards whose values equal those of the plain forward on one sequence at a time, the fastest first.
 
@@ -143,7 +147,7 @@ def check_invariance(
     candidate: Candidate,
     forward: Forward,
     run: Run,
-    ladder: Iterable[Rows],
+    ladder: Iterable[GemmRows],
     *,
     max_num_batched_tokens: int,
     expected: Expected | None = None,

@@ -21,6 +21,7 @@ from gym_rm.types import Conversation, Message, Prompts
 Judged: TypeAlias = Literal["all", "answer"]
 Score: TypeAlias = Callable[[Sequence[Conversation], Prompts], Scores]
 ThinkingOption: TypeAlias = Annotated[Any, pydantic.BeforeValidator(Thinking.parse)]
+EMPTY = Message(role="assistant", content="")
 NO_OUTCOME = f"{UNFINISHED}; pass unfinished=, the reward of such a reply, or fallback_reward= to the environment"
 
 
@@ -60,7 +61,10 @@ class JudgedOptions(Config):
     def read(
         self, conversations: Sequence[Conversation], prompts: Prompts, *, as_empty: bool = False
     ) -> tuple[Sequence[Conversation], Prompts, Callable[[Scores], Scores]]:
-        """Return what is scored, its prompts, and what makes the scores of all rows of its scores; see `score`."""
+        """Return what to score, its prompts, and the function that adds the rows that are not scored to the scores.
+
+        A caller that cannot pass a function to `score` scores these conversations itself.
+        """
         check_rows(conversations, prompts)
         if self.judged == "all":
             return conversations, prompts, lambda scores: scores
@@ -71,15 +75,14 @@ class JudgedOptions(Config):
                 continue  # the scorer says what is wrong, as for a reply that is no text
             last = max((k for k, turn in enumerate(conversation) if turn.get("role") == "assistant"), default=None)
             with contextlib.suppress(ConversationError):
-                thought, answer = self.thinking.split({} if last is None else dict(conversation[last]))
+                messages, thought, answer = self.thinking.answered(conversation)
                 lengths[:, row] = len(thought), len(answer or "")
                 if answer is not None:
-                    judged[row] = self.thinking.answered(conversation)
+                    judged[row] = messages
                     if last is not None:
-                        starts[row] = _start(judged[row][last], conversation[last])
-                elif as_empty and last is not None:
-                    reply = Message(role="assistant", content="")
-                    judged[row] = [*conversation[:last], reply, *conversation[last + 1 :]]
+                        starts[row] = _start(messages[last], conversation[last])
+                elif last is not None and as_empty:
+                    judged[row] = [*conversation[:last], EMPTY, *conversation[last + 1 :]]
                 elif last is not None:
                     del judged[row]
 

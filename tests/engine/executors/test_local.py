@@ -7,7 +7,7 @@ import tiny_models
 import torch
 import transformers
 
-from gym_rm.engine.backbones.batch_invariance import LADDER
+from gym_rm.engine.backbones.invariant_products import LADDER
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.model_info import CPU_BATCHED_TOKENS
