@@ -315,7 +315,7 @@ class Scores:
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
             step_ends=None if self.step_ends is None else self.step_ends[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
-            infos={name: item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
+            infos={name: _item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
         )
 
     def __iter__(self) -> Iterator[Score]:
@@ -460,5 +460,5 @@ def info_array(values: Any) -> NDArray[Any]:
     return np.asarray(values, dtype=dtypes.get(values.dtype.kind, object))
 
 
-def item(value: Any) -> Any:
+def _item(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value

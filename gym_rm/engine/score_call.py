@@ -123,13 +123,13 @@ class ScoreCall:
         steps = [empty if row.steps is None else row.steps.astype(np.float64) for row in rows]
         ends = [row[-1].step_ends if isinstance(row, list) else () for row in self.rendered]
         ends = [end if len(step) else () for end, step in zip(ends, steps, strict=True)]
-        dropped = {"dropped_characters": np.where(counts[2] > 0, counts[2], None)} if counts[2].any() else {}
+        dropped = {"dropped_characters": np.where(counts[2] > 0, counts[2], np.array(None))} if counts[2].any() else {}
         return Scores(
             rewards=np.array([row.reward for row in rows]),
             components={name: components[:, h].copy() for h, name in enumerate(names)},
             num_tokens=counts[0],
             truncated_tokens=counts[1],
-            errors=tuple(row.error for row in rows),
+            errors=tuple(row.error for row in rows),  # type: ignore[misc]  # texts are converted
             turn_rewards=tuple(turn_rewards) if all_turns else None,
             step_rewards=tuple(steps) if any(row.steps is not None for row in rows) else None,
             step_ends=tuple(map(np.array, ends)) if any(ends) else None,

@@ -381,7 +381,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Return the turn after the reply of each of these rows, and their tool calls."""
         episodes = [self.state.episodes[row] for row in rows]
         calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
-        turns = self._user.next_turns(rows, episodes, said, scores and scores.scores, calling)
+        turns = self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores, calling)
         if self._toolbox is None:
             return turns, {}
         calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)

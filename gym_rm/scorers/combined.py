@@ -98,6 +98,7 @@ class CombinedScorer(NeverCopied, abc.ABC):
             components |= mine
             for row in scores.failed_rows:
                 error = scores.errors[row]
+                assert error is not None
                 errors[row] = errors[row] or RowError(f"{name}: {error}", error.kind)
         components |= {name: np.full(len(conversations), np.nan) for name in self.scorers if name not in components}
         ends = [scores.terminations for scores in results.values() if scores.terminations is not None]

@@ -56,7 +56,7 @@ class ReferenceScorer(NeverCopied):
             ScoringError: a row has no reference, or the model cannot read it.
         """
         check_conversations(conversations, prompts)
-        errors: list[str | None] = [None] * len(conversations)
+        errors: list[RowError | None] = [None] * len(conversations)
         texts: dict[int, list[Message]] = {}
         for row, conversation in enumerate(conversations):
             try:
