@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.checks import describe, in_order
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError, GymRMError, RowError
 from gym_rm.plain_values import read_scores, to_plain
 from gym_rm.types import Provenance, Workload
 
@@ -39,7 +39,7 @@ class Score:
     components: Mapping[str, float]
     num_tokens: int
     truncated_tokens: int
-    error: str | None
+    error: RowError | None
     turn_rewards: RewardArray | None
     step_rewards: RewardArray | None
     step_ends: NDArray[np.int64] | None
@@ -59,7 +59,7 @@ class Scores:
         components: named components of the reward, each float64 `[N]` (objectives, ensemble members, ...).
         num_tokens: int64 `[N]`, number of tokens that were scored; 0 if the scorer does not count them.
         truncated_tokens: int64 `[N]`, number of tokens that were removed to fit `max_length`.
-        errors: `[N]`, None or why the score is missing.
+        errors: `[N]`, None or why the score is missing: a text with a `kind`, see `RowError`.
         turn_rewards: with `turns="all"`, `[N]` arrays of float64, one value per assistant turn.
         step_rewards: for process reward models, `[N]` arrays of float64, one value per step of the last reply.
         step_ends: with `step_rewards`, `[N]` arrays of int64: the character of the last reply's content after the end
@@ -67,9 +67,9 @@ class Scores:
             (`judged="answer"`) that are not one piece of the reply.
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
         infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
-            int64, bool or objects. Environments copy them to their `infos`.
-        info_masks: for infos that some rows do not have, by name: bool `[N]`, the rows that have it. A float that is
-            NaN is missing too.
+            int64, bool or objects. A row without the info has NaN in an array of floats, and None in one of objects;
+            an array of integers or booleans with missing rows is one of objects. Environments copy them to their
+            `infos`.
         provenance: how the scores were computed.
         workload: cost of the `score` call.
 
@@ -88,38 +88,35 @@ class Scores:
     components: Mapping[str, RewardArray]
     num_tokens: NDArray[np.int64]
     truncated_tokens: NDArray[np.int64]
-    errors: tuple[str | None, ...]
+    errors: tuple[RowError | None, ...]
     turn_rewards: tuple[RewardArray, ...] | None = None
     step_rewards: tuple[RewardArray, ...] | None = None
     step_ends: tuple[NDArray[np.int64], ...] | None = None
     terminations: NDArray[np.bool_] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    info_masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     provenance: Provenance | None = None
     workload: Workload | None = None
 
     def __post_init__(self) -> None:
-        converted: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: _array(name, getattr(self, name), dtype)
             for name, dtype in _DTYPES.items()
-            if name != "step_ends" and (getattr(self, name) is not None or name != "terminations")
+            if getattr(self, name) is not None or name != "terminations"
         }
         if (errors := in_order(self.errors)) is None:
             raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
-        converted["errors"] = tuple(errors)
-        converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
-        for group, dtype in (("components", np.float64), ("info_masks", np.bool_)):
-            named = getattr(self, group).items()
-            converted[group] = {name: _array(f"{group}[{name!r}]", each, dtype) for name, each in named}
-        for name in ("turn_rewards", "step_rewards", "step_ends"):
+        columns["errors"] = tuple(
+            each if each is None or isinstance(each, RowError) else RowError(each) for each in errors
+        )
+        columns["infos"] = {name: info_array(each) for name, each in self.infos.items()}
+        columns["components"] = {
+            name: _array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
+        }
+        for name, dtype in _LISTS.items():
             if (lists := getattr(self, name)) is not None:
-                converted[name] = tuple(np.asarray(each, dtype=_DTYPES.get(name, np.float64)) for each in lists)
-        for name, value in converted.items():
-            object.__setattr__(self, name, value)
+                columns[name] = tuple(np.asarray(each, dtype=dtype) for each in lists)
+        self._set(columns)
         size = self.rewards.size
-        for name, mask in self.info_masks.items():
-            if name not in self.infos or mask.shape != (size,):
-                raise ConfigError(f"info_masks[{name!r}] of Scores must be one of {[*self.infos]}, of shape ({size},).")
         for (name, key), column in self._columns().items():
             shape = np.shape(column) if isinstance(column, np.ndarray) else (len(column),)
             if shape[:1] != (size,) or (name != "infos" and len(shape) != 1):
@@ -129,8 +126,6 @@ class Scores:
             steps = () if self.step_rewards is None else self.step_rewards[row]
             if len(ends) not in (0, len(steps)):
                 raise ConfigError(f"row {row} of Scores has {len(ends)} step_ends, but {len(steps)} step_rewards.")
-        masks = {name: mask for name in self.infos if not (mask := self.has_info(name)).all()}  # the others say nothing
-        object.__setattr__(self, "info_masks", masks)
 
     @classmethod
     def from_rewards(
@@ -145,11 +140,20 @@ class Scores:
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
         values = _array("rewards", rewards, np.float64).reshape(-1).copy()
-        columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
-        columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
-        columns["errors"] = (None,) * len(values) if errors is None else errors
-        columns["terminations"] = None if terminations is None else np.array(terminations, dtype=np.bool_)
-        return cls(values, provenance=provenance, **columns).mark_failures()
+        num_tokens, truncated_tokens = np.zeros((2, len(values)), dtype=np.int64)
+        named: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
+        ends = None if terminations is None else np.array(terminations, dtype=np.bool_)
+        texts: Any = (None,) * len(values) if errors is None else errors
+        made = cls._trusted if errors is None and terminations is None and not components and not infos else cls
+        return made(
+            rewards=values,
+            num_tokens=num_tokens,
+            truncated_tokens=truncated_tokens,
+            errors=texts,
+            terminations=ends,
+            provenance=provenance,
+            **named,
+        ).mark_failures()
 
     @classmethod
     def concatenate(cls, parts: Iterable[Scores]) -> Scores:
@@ -206,15 +210,15 @@ class Scores:
     def mark_failures(self) -> Scores:
         """Set an error for every reward that is not finite, and the reward NaN for every row with an error."""
         finite = np.isfinite(self.rewards)
-        errors = [
-            error if error is not None or ok else f"the reward is {reward}"
-            for error, ok, reward in zip(self.errors, finite.tolist(), self.rewards.tolist(), strict=True)
-        ]
-        failed = np.array([error is not None for error in errors], dtype=np.bool_)
-        if np.array_equal(failed, np.isnan(self.rewards)) and tuple(errors) == self.errors:
+        if finite.all() and not self.failed_rows:
             return self
-        rewards = np.where(failed, np.nan, self.rewards)
-        return dataclasses.replace(self, rewards=rewards, errors=tuple(errors))
+        rewards = self.rewards.copy()
+        errors = list(self.errors)
+        for row in np.flatnonzero(~finite).tolist():
+            errors[row] = errors[row] or RowError(f"the reward is {rewards[row]}")
+        rewards[[error is not None for error in errors]] = np.nan
+        columns = {**self._columns(), ("rewards", None): rewards, ("errors", None): tuple(errors)}
+        return self._of_columns(columns, self.provenance, self.workload)
 
     def raise_for_errors(self) -> Scores:
         """Return these scores if no score is missing.
@@ -229,6 +233,8 @@ class Scores:
     @property
     def failed_rows(self) -> tuple[int, ...]:
         """Indices of the conversations without a score."""
+        if self.errors.count(None) == len(self.errors):
+            return ()
         return tuple(row for row, error in enumerate(self.errors) if error is not None)
 
     def rewards_or_none(self) -> list[float | None]:
@@ -260,7 +266,8 @@ class Scores:
         for record in ("provenance", "workload"):
             if getattr(self, record) is not None:
                 plain[record] = to_plain(dataclasses.asdict(getattr(self, record)))
-        plain["info_masks"] = {name: mask.tolist() for name, mask in self.info_masks.items()}
+        if self.failed_rows:
+            plain["error_kinds"] = [error and error.kind for error in self.errors]
         return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
 
     @classmethod
@@ -272,18 +279,16 @@ class Scores:
         Raises:
             ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
         """
-        fields = read_scores(plain)
-        for name, mask in fields["info_masks"].items():
-            present = _info_array(fields["infos"][name])
-            fields["infos"][name] = _absent(("infos", name), present, len(mask))
-            fields["infos"][name][np.array(mask, dtype=np.bool_)] = present
-        return cls(**fields)
+        return cls(**read_scores(plain))
 
     def has_info(self, name: str) -> NDArray[np.bool_]:
         """Return which rows have an info, bool `[N]`."""
-        mask = self.info_masks.get(name, np.ones(len(self), dtype=np.bool_))
         values = self.infos[name]
-        return mask & ~np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else mask
+        if values.dtype.kind not in "fO":
+            return np.ones(len(self), dtype=np.bool_)
+        missing = np.isnan(values) if values.dtype.kind == "f" else _is_none(values).astype(np.bool_)
+        found: NDArray[np.bool_] = ~missing.all(axis=tuple(range(1, missing.ndim)))
+        return found
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -330,9 +335,7 @@ class Scores:
         columns: dict[_Key, _Column] = {}
         for name in _PER_ROW:
             value = getattr(self, name)
-            if name == "info_masks":
-                columns |= {(name, key): self.has_info(key) for key in self.infos}
-            elif name in _BY_NAME:
+            if name in _BY_NAME:
                 columns |= {(name, key): column for key, column in value.items()}
             elif value is not None:
                 columns[name, None] = value
@@ -348,20 +351,33 @@ class Scores:
                 fields[field_name] = column
             else:
                 fields[field_name][name] = column
-        return cls(**fields, provenance=provenance, workload=workload)
+        return cls._trusted(**fields, provenance=provenance, workload=workload)
+
+    @classmethod
+    def _trusted(cls, **columns: Any) -> Scores:
+        """Make scores of columns that have their types and lengths already."""
+        made = object.__new__(cls)
+        made._set({**_OPTIONAL, **columns})
+        return made
+
+    def _set(self, columns: Mapping[str, Any]) -> None:
+        for name, value in columns.items():
+            object.__setattr__(self, name, value)
 
 
 _Key: TypeAlias = tuple[str, str | None]
 _Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
-_BY_NAME = ("components", "infos", "info_masks")
+_BY_NAME = ("components", "infos")
 _DTYPES: dict[str, Any] = {
     "rewards": np.float64,
     "num_tokens": np.int64,
     "truncated_tokens": np.int64,
     "terminations": np.bool_,
-    "step_ends": np.int64,
 }
+_LISTS: dict[str, Any] = {"turn_rewards": np.float64, "step_rewards": np.float64, "step_ends": np.int64}
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
+_OPTIONAL = dict.fromkeys((*_LISTS, "terminations", "provenance", "workload"))
+_is_none = np.frompyfunc(lambda value: value is None, 1, 1)
 
 
 class ScoringError(GymRMError, ValueError):
@@ -389,11 +405,12 @@ class ScoringError(GymRMError, ValueError):
 
 
 def _absent(key: _Key, like: _Column, size: int) -> _Column:
-    """Return a column of `size` missing values, of the same type as the column `like`."""
+    """Return a column of `size` missing values, for a column like this one."""
     if not isinstance(like, np.ndarray):
-        return (None if key[0] == "errors" else np.empty(0, dtype=np.float64),) * size
-    fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
-    return np.full((size, *like.shape[1:]), fill, dtype=like.dtype)
+        return (None if key[0] == "errors" else np.empty(0, dtype=_LISTS[key[0]]),) * size
+    if key[0] == "infos" and like.dtype.kind != "f":
+        return np.full((size, *like.shape[1:]), None, dtype=object)
+    return np.full((size, *like.shape[1:]), np.nan if like.dtype.kind == "f" else 0, dtype=like.dtype)
 
 
 def _taken(column: _Column, index: list[int]) -> _Column:
@@ -428,7 +445,7 @@ def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
         ) from error
 
 
-def _info_array(values: Any) -> NDArray[Any]:
+def info_array(values: Any) -> NDArray[Any]:
     """Convert to an array of float64, int64, bool or objects, the dtypes that Gymnasium's vector infos use."""
     if not isinstance(values, np.ndarray):
         if (listed := in_order(values)) is None:

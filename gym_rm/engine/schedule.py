@@ -18,7 +18,7 @@ import numpy as np
 
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_layout
-from gym_rm.errors import logger, warn_once
+from gym_rm.errors import RowError, logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
 
@@ -118,9 +118,10 @@ class Scheduler:
         for m, sequence in enumerate(sequences):
             length = len(sequence.input_ids)
             if self._limit is not None and length > self._limit:
-                result.failures[m] = (
+                result.failures[m] = RowError(
                     f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
-                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'"
+                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
+                    "too_long",
                 )
             elif self._info.longest_shared is not None and length > self._info.longest_shared:
                 apart.append(m)
@@ -193,7 +194,8 @@ def _collect(
         elif outcome.out_of_memory and sizes[b] > 1:
             too_large.append(m)
         elif outcome.out_of_memory or attempt.alone:
-            result.failures[m] = f"its batch failed: {outcome.error}"
+            kind = "out_of_memory" if outcome.out_of_memory else "failed"
+            result.failures[m] = RowError(f"its batch failed: {outcome.error}", kind)
         else:
             broken.append(m)
     return too_large, broken

@@ -32,7 +32,7 @@ from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nea
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, copy_conversation, copy_nested
+from gym_rm.types import Message, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
@@ -365,10 +365,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
         if not rows:
             return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
-        # Pass copies, so that a scorer that edits messages does not change the episode.
-        conversations = [copy_conversation(conversation) for conversation in said]
         prompts = [self.state.episodes[row].prompt for row in rows]
-        scores = try_score(self.scorer, conversations, prompts)
+        scores = try_score(self.scorer, said, prompts)
         if scores.failed_rows and self.settings.fallback_reward is not None:
             warn_once(
                 "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
@@ -383,8 +381,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Return the turn after the reply of each of these rows, and their tool calls."""
         episodes = [self.state.episodes[row] for row in rows]
         calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
-        given = None if scores is None else scores.scores.take(rows)
-        turns = self._user.next_turns(rows, episodes, said, given, calling)
+        turns = self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores, calling)
         if self._toolbox is None:
             return turns, {}
         calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)

@@ -15,7 +15,7 @@ from gym_rm.checks import integer, one_of
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.errors import ConfigError, ConversationError, RowError
 from gym_rm.scorer import check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
@@ -73,7 +73,7 @@ class Rule(abc.ABC):
             try:
                 rewards[row] = self.value(reply_text(conversation), None if prompts is None else prompts[row])
             except ConversationError as error:
-                errors[row] = str(error)
+                errors[row] = RowError.of(error)
         provenance = Provenance(type(self).__name__, "rule", settings=self.settings)
         return Scores.from_rewards(rewards, errors=errors, provenance=provenance).raise_for_errors()
 

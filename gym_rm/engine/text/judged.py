@@ -13,7 +13,7 @@ import pydantic
 from gym_rm.config import Config, Finite
 from gym_rm.engine.text.messages import plain_content
 from gym_rm.engine.text.thinking import UNFINISHED, Thinking
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import check_rows
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Message, Prompts
@@ -89,8 +89,9 @@ class JudgedOptions(Config):
         def complete(scores: Scores) -> Scores:
             scores = scores.scatter(list(judged), len(rows))
             missing, thinks = np.array([row not in judged for row in rows], dtype=np.bool_), lengths[0] > 0
-            reward, error = (np.nan, NO_OUTCOME) if self.unfinished is None else (self.unfinished, None)
-            named = {"thinking_characters": lengths[0], "answer_characters": lengths[1]} if thinks.any() else {}
+            reward, error = (np.nan, RowError(NO_OUTCOME)) if self.unfinished is None else (self.unfinished, None)
+            shown = np.where(thinks, lengths, np.array(None))
+            named = {"thinking_characters": shown[0], "answer_characters": shown[1]} if thinks.any() else {}
             placed = [(each, starts.get(row, 0)) for row, each in enumerate(scores.step_ends or ())]
             ends = tuple(each[:0] if start < 0 else each + start for each, start in placed)
             return dataclasses.replace(
@@ -98,8 +99,10 @@ class JudgedOptions(Config):
                 rewards=np.where(missing, reward, scores.rewards),
                 errors=tuple(error if missing[row] else scores.errors[row] for row in rows),
                 step_ends=None if scores.step_ends is None else ends,
-                infos={**scores.infos, **named},
-                info_masks={**scores.info_masks, **dict.fromkeys(named, thinks)},
+                infos={
+                    **scores.infos,
+                    **{name: np.where(thinks, each, np.array(None)) for name, each in named.items()},
+                },
             )
 
         return list(judged.values()), None if prompts is None else [prompts[row] for row in judged], complete

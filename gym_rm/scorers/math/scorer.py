@@ -15,7 +15,7 @@ from gym_rm.checks import integer, one_of, positive
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.sandbox.sandbox import available_cores
 from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.math import answers, replies
@@ -164,7 +164,7 @@ class MathScorer(NeverCopied):
         try:
             reply = reply_text([turn])
         except ConversationError as error:
-            return _Row(error=str(error))
+            return _Row(error=RowError.of(error))
         others = () if prompt is None else prompt.metadata.get("answers")
         others = others.tolist() if isinstance(others, np.ndarray) else others
         texts = [] if prompt is None or prompt.answer is None else [prompt.answer]
