@@ -63,12 +63,13 @@ def _of_turns(table: RolloutTable, rewards: Array, settings: GRPOSettings) -> Ar
     options = settings.advantage
     choice: dict[str, Any] = {"estimator": options.estimator, "std_floor": options.std_floor}
     if not options.per_turn:
-        parts = {"components": table.components, "component_weights": options.component_weights}
+        choice |= {"components": table.components, "component_weights": options.component_weights}
         groups = table.column("group")
-        return estimators.estimate_advantages(rewards, groups, **choice, **parts)[table.owners]
-    of_turns = [rollout.rewards_with(reward) for rollout, reward in zip(table.rollouts, rewards, strict=True)]
-    numbers = np.concatenate([np.arange(len(each)) for each in of_turns])
-    to_go = np.concatenate([estimators.rewards_to_go(each) for each in of_turns])
+        of_turns: Array = estimators.estimate_advantages(rewards, groups, **choice)[table.owners]
+        return of_turns
+    turn_rewards = [rollout.rewards_with(reward) for rollout, reward in zip(table.rollouts, rewards, strict=True)]
+    numbers = np.concatenate([np.arange(len(each)) for each in turn_rewards])
+    to_go = np.concatenate([estimators.rewards_to_go(each) for each in turn_rewards])
     return estimators.estimate_advantages(to_go, table.groups * settings.env.max_turns + numbers, **choice)
 
 
