@@ -76,7 +76,7 @@ def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
         components={"help": 0.5, "safety": float("nan")},
         verdicts={"math/verdict": "timeout"}, step_rewards=[[0.5]], step_ends=[[7]],
     )  # fmt: skip
-    RunWriter.add_metrics(RunWriter(tmp_path, {}, after=4), "train", 4, {})
+    RunWriter.add_metrics(RunWriter(tmp_path, {}, resume_after=4), "train", 4, {})
     (row,) = read_run(tmp_path).conversations
     assert row == {
         "step": 4, "phase": "train", "group": 2, "prompt_id": "p", "reward": None, "advantage": -0.5, "right": None,
@@ -108,7 +108,7 @@ def test_a_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, last):
     for name in ("metrics.csv", "held_out.csv", "conversations.jsonl"):
         with (tmp_path / "killed" / name).open("a") as file:
             file.write('{"step": 1' if name.endswith("jsonl") else "13,0.1")  # killed in the middle of a line
-    write_steps(RunWriter(tmp_path / "killed", SETTINGS, after=5), range(6, 13))
+    write_steps(RunWriter(tmp_path / "killed", SETTINGS, resume_after=5), range(6, 13))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -116,12 +116,12 @@ def test_the_seconds_of_a_resumed_run_go_on(tmp_path):
     writer = RunWriter(tmp_path, {})
     writer._started -= 100
     writer.add_metrics("train", 1, {})
-    RunWriter(tmp_path, {}, after=1).add_metrics("train", 2, {})
+    RunWriter(tmp_path, {}, resume_after=1).add_metrics("train", 2, {})
     assert [row["seconds"] >= 100 for row in read_run(tmp_path).training] == [True, True]
 
 
 def test_a_run_without_a_checkpoint_can_begin_again(folder):
-    RunWriter(folder, {}, again=True).add_metrics("train", 1, {"reward_mean": 0.0})
+    RunWriter(folder, {}, replace=True).add_metrics("train", 1, {"reward_mean": 0.0})
     run = read_run(folder)
     assert (len(run.training), len(run.held_out), len(run.conversations)) == (1, 0, 0)
 
@@ -134,7 +134,7 @@ def test_a_line_that_was_not_written_to_its_end_is_not_read(folder):
 
 
 def test_conversations_of_training_steps_are_not_before_and_after(folder):
-    writer = RunWriter(folder, SETTINGS, after=20)
+    writer = RunWriter(folder, SETTINGS, resume_after=20)
     writer.add_conversation(20, conversation("What is 1 + 0?", "Sampled."), prompt_id="p0", reward=0.0, phase="train")
     assert all("Sampled" not in after["messages"][-1]["content"] for _, after in read_run(folder).before_and_after())
 
@@ -146,7 +146,7 @@ def test_a_damaged_line_in_the_middle_of_a_curve_is_named(tmp_path, damaged):
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
-        RunWriter(tmp_path, {}, after=4)
+        RunWriter(tmp_path, {}, resume_after=4)
 
 
 @pytest.mark.parametrize("damaged", ['{"step"', "null", '{"step": "a"}'])
@@ -155,7 +155,7 @@ def test_a_damaged_conversation_is_named_when_a_run_goes_on(tmp_path, damaged):
     run.add_metrics("train", 1, {"loss": 1.0})
     (tmp_path / "conversations.jsonl").write_text(damaged + "\n")
     with pytest.raises(ConfigError, match=r"line 1 of conversations.jsonl"):
-        RunWriter(tmp_path, {}, after=1)
+        RunWriter(tmp_path, {}, resume_after=1)
 
 
 def test_a_settings_file_without_settings_is_named(tmp_path):
