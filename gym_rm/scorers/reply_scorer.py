@@ -11,7 +11,7 @@ from typing import Any
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
@@ -57,7 +57,7 @@ class ReplyScorer(NeverCopied, abc.ABC):
         """Return the text that is graded. Raises ConversationError if the conversation does not end with a reply."""
         return reply_text(conversation)
 
-    def unread(self, error: str) -> Grade:
+    def unread(self, error: RowError) -> Grade:
         """Return the grade of a conversation without a reply in text."""
         return Grade(error=error)
 
@@ -78,7 +78,7 @@ class ReplyScorer(NeverCopied, abc.ABC):
             try:
                 replies[row] = self.read(conversation), None if prompts is None else prompts[row]
             except ConversationError as error:
-                grades[row] = self.unread(str(error))
+                grades[row] = self.unread(RowError.of(error))
         grades |= zip(replies, self.grades(list(replies.values())), strict=True)
         rows = [grades[row] for row in range(len(conversations))]
         return Scores.from_rewards(
