@@ -201,7 +201,7 @@ def test_the_policy_is_right_less_than_half_the_time():
 
 @pytest.mark.slow
 def test_a_policy_trained_on_the_reward_model_gives_right_and_proper_replies(tmp_path):
-    settings = grpo.complete(grpo.GRPOSettings(output=str(tmp_path / "run")))
+    settings = grpo.fill_defaults(grpo.GRPOSettings(output=str(tmp_path / "run")))
     grpo.train(settings, Console(quiet=True))
     after = runs.before_and_after(read_run(tmp_path / "run"))["after"]
     assert after["right"] >= 0.9
