@@ -45,8 +45,9 @@ from workloads import Conversation
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384}

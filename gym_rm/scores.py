@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import describe, in_order
 from gym_rm.errors import ConfigError, GymRMError, RowError
 from gym_rm.plain_values import read_scores, to_plain
+from gym_rm.score_columns import DTYPES, LISTS, Column, Key, absent, array, indices, info_array, item, join, taken
 from gym_rm.types import Provenance, Workload
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -99,8 +100,8 @@ class Scores:
 
     def __post_init__(self) -> None:
         columns: dict[str, Any] = {
-            name: _array(name, getattr(self, name), dtype)
-            for name, dtype in _DTYPES.items()
+            name: array(name, getattr(self, name), dtype)
+            for name, dtype in DTYPES.items()
             if getattr(self, name) is not None or name != "terminations"
         }
         if (errors := in_order(self.errors)) is None:
@@ -110,9 +111,9 @@ class Scores:
         )
         columns["infos"] = {name: info_array(each) for name, each in self.infos.items()}
         columns["components"] = {
-            name: _array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
+            name: array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
         }
-        for name, dtype in _LISTS.items():
+        for name, dtype in LISTS.items():
             if (lists := getattr(self, name)) is not None:
                 columns[name] = tuple(np.asarray(each, dtype=dtype) for each in lists)
         self._set(columns)
@@ -139,7 +140,7 @@ class Scores:
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
-        values = _array("rewards", rewards, np.float64).reshape(-1).copy()
+        values = array("rewards", rewards, np.float64).reshape(-1).copy()
         num_tokens, truncated_tokens = np.zeros((2, len(values)), dtype=np.int64)
         named: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
         ends = None if terminations is None else np.array(terminations, dtype=np.bool_)
@@ -168,7 +169,7 @@ class Scores:
         joined = {}
         for key, example in examples.items():
             rows = ((named.get(key), len(part)) for named, part in zip(columns, parts, strict=True))
-            joined[key] = _join([_absent(key, example, size) if column is None else column for column, size in rows])
+            joined[key] = join([absent(key, example, size) if column is None else column for column, size in rows])
         provenances = [part.provenance for part in parts]
         workloads = [part.workload for part in parts if part.workload is not None]
         return cls._of_columns(
@@ -182,8 +183,8 @@ class Scores:
 
         Provenance and workload are still those of the whole call.
         """
-        index = _indices(rows, len(self))
-        columns = {key: _taken(column, index) for key, column in self._columns().items()}
+        index = indices(rows, len(self))
+        columns = {key: taken(column, index) for key, column in self._columns().items()}
         return self._of_columns(columns, self.provenance, self.workload)
 
     def scatter(self, rows: Iterable[int], size: int) -> Scores:
@@ -196,14 +197,14 @@ class Scores:
         Raises:
             ConfigError: `rows` does not have one index for each of these scores.
         """
-        index = _indices(rows, size)
+        index = indices(rows, size)
         if len(index) != len(self) or len(set(index)) != len(index):
             raise ConfigError(f"rows must have a different index for each of the {len(self)} scores, got {index}.")
         sources = [len(self)] * size  # all other rows are copies of one that is absent
         for source, row in enumerate(index):
             sources[row] = source
         columns = {
-            key: _taken(_join([column, _absent(key, column, 1)]), sources) for key, column in self._columns().items()
+            key: taken(join([column, absent(key, column, 1)]), sources) for key, column in self._columns().items()
         }
         return self._of_columns(columns, self.provenance, self.workload)
 
@@ -315,7 +316,7 @@ class Scores:
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
             step_ends=None if self.step_ends is None else self.step_ends[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
-            infos={name: _item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
+            infos={name: item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
         )
 
     def __iter__(self) -> Iterator[Score]:
@@ -330,9 +331,9 @@ class Scores:
         parts += [f"{self.num_tokens.sum():,} tokens"] if self.num_tokens.any() else []
         return f"Scores({', '.join(parts)})"
 
-    def _columns(self) -> dict[_Key, _Column]:
+    def _columns(self) -> dict[Key, Column]:
         """Return all columns with one entry per row, by field and, for components and infos, by name."""
-        columns: dict[_Key, _Column] = {}
+        columns: dict[Key, Column] = {}
         for name in _PER_ROW:
             value = getattr(self, name)
             if name in _BY_NAME:
@@ -343,7 +344,7 @@ class Scores:
 
     @classmethod
     def _of_columns(
-        cls, columns: Mapping[_Key, _Column], provenance: Provenance | None, workload: Workload | None
+        cls, columns: Mapping[Key, Column], provenance: Provenance | None, workload: Workload | None
     ) -> Scores:
         fields: dict[str, Any] = {name: {} for name in _BY_NAME}
         for (field_name, name), column in columns.items():
@@ -365,18 +366,9 @@ class Scores:
             object.__setattr__(self, name, value)
 
 
-_Key: TypeAlias = tuple[str, str | None]
-_Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
 _BY_NAME = ("components", "infos")
-_DTYPES: dict[str, Any] = {
-    "rewards": np.float64,
-    "num_tokens": np.int64,
-    "truncated_tokens": np.int64,
-    "terminations": np.bool_,
-}
-_LISTS: dict[str, Any] = {"turn_rewards": np.float64, "step_rewards": np.float64, "step_ends": np.int64}
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
-_OPTIONAL = dict.fromkeys((*_LISTS, "terminations", "provenance", "workload"))
+_OPTIONAL = dict.fromkeys((*LISTS, "terminations", "provenance", "workload"))
 _is_none = np.frompyfunc(lambda value: value is None, 1, 1)
 
 
@@ -402,63 +394,3 @@ class ScoringError(GymRMError, ValueError):
 
     def __reduce__(self) -> tuple[type[ScoringError], tuple[Scores]]:
         return type(self), (self.scores,)
-
-
-def _absent(key: _Key, like: _Column, size: int) -> _Column:
-    """Return a column of `size` missing values, for a column like this one."""
-    if not isinstance(like, np.ndarray):
-        return (None if key[0] == "errors" else np.empty(0, dtype=_LISTS[key[0]]),) * size
-    if key[0] == "infos" and like.dtype.kind != "f":
-        return np.full((size, *like.shape[1:]), None, dtype=object)
-    return np.full((size, *like.shape[1:]), np.nan if like.dtype.kind == "f" else 0, dtype=like.dtype)
-
-
-def _taken(column: _Column, index: list[int]) -> _Column:
-    return column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
-
-
-def _join(columns: Sequence[_Column]) -> _Column:
-    if isinstance(columns[0], np.ndarray):
-        return np.concatenate(columns)
-    return tuple(value for column in columns for value in column)
-
-
-def _indices(rows: Iterable[int], size: int) -> list[int]:
-    """Return row indices from indices or from a mask of `size` rows."""
-    listed = np.asarray(rows if hasattr(rows, "__array__") else list(rows))
-    if listed.dtype == np.bool_:
-        if listed.shape != (size,):
-            raise IndexError(f"a mask must have one entry for each of the {size} scores, got {len(listed)}.")
-        return [int(row) for row in np.flatnonzero(listed)]
-    return [operator.index(row) for row in listed]
-
-
-def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
-    """Convert a column to an array; None is not accepted."""
-    try:
-        if values is None:
-            raise TypeError("None is not a list")
-        return np.asarray(values, dtype=dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"{name} of Scores must be a list of {np.dtype(dtype)} numbers, got {describe(values)}: {error}."
-        ) from error
-
-
-def info_array(values: Any) -> NDArray[Any]:
-    """Convert to an array of float64, int64, bool or objects, the dtypes that Gymnasium's vector infos use."""
-    if not isinstance(values, np.ndarray):
-        if (listed := in_order(values)) is None:
-            raise ConfigError(f"infos of Scores must be lists or arrays, got {describe(values)}.")
-        if all(isinstance(each, bool | int | float | np.number | np.bool_) for each in listed):
-            values = np.array(listed)
-        else:
-            values = np.empty(len(listed), dtype=object)
-            for row, each in enumerate(listed):
-                values[row] = each
-    dtypes = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
-    return np.asarray(values, dtype=dtypes.get(values.dtype.kind, object))
-
-
-def _item(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -13,8 +13,8 @@ from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
 from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.score_file import FileScoring, ScoringProgress
-from gym_rm.evaluation.score_output import check_output
+from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
+from gym_rm.evaluation.stored_scores.output import check_output
 
 
 def score(

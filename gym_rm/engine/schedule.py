@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
-from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_layout
+from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence
 from gym_rm.errors import RowError, logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
-from gym_rm.scores import Scores, info_array
+from gym_rm.score_columns import info_array
+from gym_rm.scores import Scores
 
 Infos: TypeAlias = dict[str, Any]
 Mask: TypeAlias = NDArray[np.bool_]

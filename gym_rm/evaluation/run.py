@@ -17,7 +17,6 @@ from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.by_name import BENCHMARKS, benchmark_result
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, read_benchmark
 from gym_rm.evaluation.report import SetEvaluation, evaluate_set
-from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
     RowScores,
     ScoredComparisons,
@@ -26,6 +25,7 @@ from gym_rm.evaluation.scored import (
     missing_comparisons,
     score_comparisons,
 )
+from gym_rm.evaluation.stored_scores.store import ScoreStore
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.types import Comparison

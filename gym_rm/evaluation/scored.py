@@ -20,7 +20,7 @@ from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from gym_rm.evaluation.judges import JudgeRecord, JudgeReport, judge_report
-from gym_rm.evaluation.score_store import ScoreStore, digest_of_text
+from gym_rm.evaluation.stored_scores.store import ScoreStore, digest_of_text
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison, Prompt, Provenance

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence, TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import pytest
 
 from gym_rm.checks import keep_inputs
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.score_file import FileScoring
+from gym_rm.evaluation.stored_scores.file import FileScoring
 from gym_rm.training.checkpoints import lock_folder
 from tests.cli.command import ROWS, LengthScorer, runner, write
 

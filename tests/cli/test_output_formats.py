@@ -9,7 +9,7 @@ import json
 import pytest
 
 from gym_rm.data.rows import rows_of
-from gym_rm.evaluation.score_output import write_csv
+from gym_rm.evaluation.stored_scores.output import write_csv
 from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run
 
 TEXTS = [{"id": str(row["id"]), "prompt": row["prompt"], "response": row["response"]} for row in ROWS[1:]]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gym_rm
-from gym_rm.evaluation.score_file import _number
+from gym_rm.evaluation.stored_scores.file import _number
 from tests.cli.command import FIVE, FOUR, ROWS, USER, LengthScorer, read, run, write
 
 # --- rows --------------------------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
 from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.batch_planning import WIDTH_STEP
 from gym_rm.engine.executors import local
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
 from gym_rm.engine.schedule import Scheduler
-from gym_rm.engine.token_tree import WIDTH_STEP, TokenSequence
+from gym_rm.engine.token_tree import TokenSequence
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 from tests.engine.test_parity import VARIANTS
 from tests.engine.watching import dialogue, size_of, watched_scorer

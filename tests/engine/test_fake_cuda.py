@@ -16,12 +16,13 @@ from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.low_precision import Float8Linear, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import make_reward_model
+from gym_rm.engine.batch_planning import plan_padded, plan_trees
 from gym_rm.engine.executors import local
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
 from gym_rm.engine.loading.trial import Forward, trial_sequences
-from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import draw, trial

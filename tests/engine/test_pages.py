@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.pages import make_pages, make_tiles
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 SIZES = st.sampled_from([1, 2, 3, 4, 8, 32])
 

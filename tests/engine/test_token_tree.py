@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, padded_width, plan_padded, plan_trees
+from gym_rm.engine.batch_planning import padded_width, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 
 def sequence(ids, reads=None, second_segment=None):

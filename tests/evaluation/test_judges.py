@@ -14,7 +14,6 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from gym_rm.evaluation.judges import JudgeRecord, judge_report
 from gym_rm.evaluation.report import evaluate_set, notes
-from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
     RowScores,
     ScoredComparisons,
@@ -22,6 +21,7 @@ from gym_rm.evaluation.scored import (
     digest_of,
     score_comparisons,
 )
+from gym_rm.evaluation.stored_scores.store import ScoreStore
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.cli.command import LengthScorer

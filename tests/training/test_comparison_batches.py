@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence, TokenTree
 from gym_rm.training.comparison_batches import micro_batches, share_of_rank, steps_of
 from gym_rm.training.comparison_sets import EncodedComparison
 

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TYPES, UnsupportedByTree
-from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_layout, plan_trees
+from gym_rm.engine.batch_planning import plan_layout, plan_trees
+from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree
 from gym_rm.errors import ConfigError, brief, logger
 
 Values: TypeAlias = NDArray[np.float32]

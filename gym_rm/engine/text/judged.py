@@ -99,10 +99,7 @@ class JudgedOptions(Config):
                 rewards=np.where(missing, reward, scores.rewards),
                 errors=tuple(error if missing[row] else scores.errors[row] for row in rows),
                 step_ends=None if scores.step_ends is None else ends,
-                infos={
-                    **scores.infos,
-                    **{name: np.where(thinks, each, np.array(None)) for name, each in named.items()},
-                },
+                infos={**scores.infos, **named},
             )
 
         return list(judged.values()), None if prompts is None else [prompts[row] for row in judged], complete

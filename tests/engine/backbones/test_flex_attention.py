@@ -17,8 +17,8 @@ from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, _compiled_fl
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.batch_planning import plan_padded, plan_trees
 from gym_rm.engine.kinds.readouts import ModuleHead
-from gym_rm.engine.token_tree import plan_padded, plan_trees
 from tests.engine.backbones.trees import attend, dense_attention, random_tree, sequence, states, tree_of
 
 CPU = torch.device("cpu")

@@ -15,7 +15,8 @@ from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConfigError
 from tests.engine.watching import dialogue
 

@@ -13,7 +13,8 @@ from gym_rm.engine.backbones import node_attention
 from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.node_attention import NodeAttention
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from tests.engine.backbones.trees import dense_attention, states, tree_of
 
 TOLERANCE = 1e-5  # relative to the largest gradient

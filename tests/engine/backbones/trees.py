@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from gym_rm.engine.backbones.attention import LayerCall
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.testing.attention import naive_attention
 
 

@@ -20,7 +20,7 @@ from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
 from gym_rm.data.scored_rows import Labels, row_to_score
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.score_output import FileOutput, InputLine, StreamOutput, added_names, working_files
+from gym_rm.evaluation.stored_scores.output import FileOutput, InputLine, StreamOutput, added_names, working_files
 from gym_rm.scorer import Scorer, provenance_of, try_score
 from gym_rm.scores import Scores
 

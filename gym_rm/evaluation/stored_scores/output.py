@@ -15,7 +15,7 @@ from gym_rm.data.rows import columns_of, format_of, import_pyarrow
 from gym_rm.data.scored_rows import RowToScore
 from gym_rm.documents import replaced_file
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.score_store import ScoreStore, digest_of_text
+from gym_rm.evaluation.stored_scores.store import ScoreStore, digest_of_text
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Provenance
 
