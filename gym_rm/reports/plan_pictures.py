@@ -178,7 +178,7 @@ def _draw_memory(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
         start = x - 0.45
         for memory in pool.memory:
             _draw_bar(axes, x, memory, colors, highest, width=10.0 / bars)
-            peak = f"peak: {memory.largest.name}\n{_gib(memory.peak)} of {_gib(pool.gpu_memory)}"
+            peak = f"peak: {memory.peak_instant.name}\n{_gib(memory.peak)} of {_gib(pool.gpu_memory)}"
             labels.append(f"{memory.phase}\n{memory.component}\n{peak}")
             places.append(x)
             x += 1.0

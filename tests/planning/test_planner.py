@@ -48,11 +48,11 @@ def test_phases_add_up_to_the_step():
         assert time.seconds == pytest.approx(sum(part.seconds for part in time.parts))
 
 
-def test_memory_of_a_phase_is_what_stays_and_its_largest_instant():
+def test_memory_of_a_phase_is_what_stays_and_its_peak():
     found = plan(GRPO)
     for pool in found.pools:
         for memory in pool.memory:
-            assert memory.peak == pytest.approx(memory.persistent_bytes + memory.largest.bytes)
+            assert memory.peak == pytest.approx(memory.persistent_bytes + memory.peak_instant.bytes)
             assert memory.peak <= pool.gpu_memory
 
 

@@ -69,8 +69,8 @@ def base(library, *, lora=False):
         component("generation", "generation", num_replicas=8, sleeps=not own),
         component("reference", "reference", **given),
     ]
-    if library in ("verl", "openrlhf"):
-        parts.append(component("critic", "critic", lora=adapters if library == "openrlhf" else None, **given))
+    if library == "verl":
+        parts.append(component("critic", "critic", **given))
     if library == "nemo-rl":
         return plan_of([8, 8], pool(parts, gpus(0, 0, 8)), pool((reward(8, sleeps=False),), gpus(1, 0, 8)))
     together = pool((*parts, reward(8, sleeps=asleep)), gpus(0, 0, 8))
