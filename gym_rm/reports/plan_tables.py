@@ -64,12 +64,12 @@ def _assumed(plan: Plan) -> list[str]:
 
 def placement_table(plan: Plan) -> Table:
     """Return a table of the components: their GPUs, how they are divided, and what they take at a time."""
-    table = plain_table("Placement", "component", "model", f"{plan.processor}s", "division", "at a time", "")
+    table = plain_table("Placement", "component", "model", f"{plan.processor}s", "parallelism", "at a time", "")
     for pool in plan.pools:
         for number, each in enumerate(pool.components):
             model = f"{each.model} ({count(each.parameters)}, {each.quantization or each.dtype})"
             where = gpus_text(plan, pool) if number == 0 else "the same"
-            add_row(table, each.name, model, where, division(each), budget(each), habits(each))
+            add_row(table, each.name, model, where, parallelism(each), budget(each), habits(each))
         table.add_section()
     return table
 
@@ -154,7 +154,7 @@ def gpus_text(plan: Plan, pool: PoolPlan) -> str:
     return "; ".join(parts)
 
 
-def division(component: ComponentPlan) -> str:
+def parallelism(component: ComponentPlan) -> str:
     """Return how a component is divided: `TP 2 x FSDP 4 x 1 replica`."""
     parts = [f"TP {component.tensor_parallel_size}"] if component.tensor_parallel_size > 1 else []
     parts += [f"FSDP {component.fsdp_size}"] if component.fsdp_size > 1 else []
