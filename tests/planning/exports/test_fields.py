@@ -128,7 +128,7 @@ def test_a_field_of_a_component_is_written_or_refused_by_name(library, lora, rol
             assert not text.startswith("refused") or f"{path}.{field}" in text
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("library", ["gym-rm", *LIBRARIES])
 def test_plans_of_the_same_text_are_the_same(library, data):
