@@ -36,8 +36,6 @@ def _check(parts: Parts) -> None:
         rows, ranks = parts.plan.conversations, reward.num_replicas * reward.fsdp_size
         if rows % ranks:
             parts.refuse(f"{rows} conversations are not divisible by the {ranks} data-parallel ranks of {reward.name}.")
-    if len(set(parts.plan.nodes)) > 1:
-        parts.refuse(f"its nodes have the same number of GPUs, the plan's {list(parts.plan.nodes)}.")
     if not parts.refusals:
         _check_placement(parts)
     if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
