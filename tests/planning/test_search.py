@@ -168,7 +168,7 @@ def value(request) -> float:
     asynchronous=strategies.booleans(),
     pools=strategies.sampled_from([None, "apart"]),
 )
-@hypothesis.settings(max_examples=4, deadline=None)
+@hypothesis.settings(max_examples=3, deadline=None)
 def test_better_hardware_or_shorter_texts_never_make_a_plan_worse(gpus, memory, critic, asynchronous, pools):
     request = grpo(cluster(*gpus, memory=memory), critic=critic)
     request = replace(request, workload=workload(asynchronous=asynchronous))

@@ -1,7 +1,6 @@
 """The page of a run: complete without a browser, and in a real one without network, errors or HTML of replies."""
 
 import re
-import shutil
 
 import pytest
 
@@ -12,8 +11,6 @@ from gym_rm.reports.runs import RunWriter, read_run
 from tests.reports.example_run import SETTINGS, conversation
 from tests.reports.test_monitor import RUNS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 HOSTILE = '</script><script>window.hacked = 1</script><img src="https://example.org/x" onerror="window.hacked = 1">'
 ARABIC = "مرحبا \u202e abc"
 
@@ -59,38 +56,9 @@ def full(tmp_path_factory):
     return read_run(write_full(tmp_path_factory.mktemp("runs") / "full"))
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser, tmp_path):
-    """Function that writes and opens a page; the test fails if it asks for anything else or reports an error."""
-    requests, complaints, contexts = [], [], []
-
-    def open_page(run, *, scheme="light"):
-        path = write_run_page(run, tmp_path / "page.html")
-        contexts.append(browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme))
-        tab = contexts[-1].new_page()
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.goto(path.as_uri())
-        return tab
-
-    yield open_page
-    assert not complaints
-    assert all(url.startswith(("file:", "data:")) for url in requests)
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
-    for context in contexts:
-        context.close()
+def opened(open_file, tmp_path):
+    return lambda run, **options: open_file(write_run_page(run, tmp_path / "page.html"), **options)
 
 
 OVERLAPS = """() => {
