@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scoring
 import torch
 import workloads
-from gpu_sizes import GROUP, Subject
+from gpu_sizes import GROUP, Day, Subject
 from torch import Tensor
 
 from gym_rm.engine.backbones.batch_invariance import (
@@ -37,9 +37,6 @@ from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import Forward
-
-if TYPE_CHECKING:
-    from gpu_day import Day
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transformers", "triton", "numpy", "accelerate", "gymnasium", "pydantic", "pytest", "trl", "vllm")

@@ -1,9 +1,6 @@
-import re
-
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.reports.curves import read_curve
 from gym_rm.reports.runs import RunWriter, read_run
 from tests.reports.example_run import SETTINGS, conversation
 
@@ -14,14 +11,6 @@ def test_read_run_returns_the_written_values(folder):
     assert [row["step"] for row in run.training] == list(range(1, 21))
     assert [row["step"] for row in run.held_out] == [0, 10, 20]
     assert run.conversations[0]["messages"] == conversation("What is 1 + 0?", "It is 0.")
-
-
-def test_every_line_is_written_immediately(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("train", 1, {"reward_mean": 0.5})
-    (row,) = read_curve(tmp_path / "metrics.csv")
-    assert row["reward_mean"] == "0.5"
-    assert float(row["seconds"]) >= 0
 
 
 def test_a_metric_that_is_not_finite_is_an_error(tmp_path):
@@ -39,11 +28,6 @@ def test_a_folder_without_a_run_raises_config_error(tmp_path):
         read_run(tmp_path)
 
 
-def test_the_caption_names_policy_and_reward_model(folder):
-    caption = read_run(folder).caption
-    assert re.fullmatch(r"20 steps in \d+ s, seed 7, policy embedded, reward model org/model", caption)
-
-
 def test_a_repeated_prompt_gives_one_pair(folder):
     pairs = read_run(folder).before_and_after()
     assert [(before["step"], after["step"], before["prompt_id"]) for before, after in pairs] == [
@@ -51,13 +35,6 @@ def test_a_repeated_prompt_gives_one_pair(folder):
         (0, 20, "p1"),
     ]
     assert all(before["prompt_id"] == after["prompt_id"] for before, after in pairs)
-
-
-def test_a_run_with_one_measurement_has_no_pairs(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("held_out", 0, {"reward_mean": 0.0})
-    writer.add_conversation(0, conversation("What?", "That."), prompt_id="p", reward=0.0)
-    assert read_run(tmp_path).before_and_after() == []
 
 
 def test_values_come_back_with_their_types(tmp_path):
