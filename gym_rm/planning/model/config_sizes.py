@@ -15,6 +15,7 @@ from gym_rm.checks import describe
 from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt, parse_settings
 from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError
+from gym_rm.planning.model.counted_layers import counted_shape
 from gym_rm.planning.model.model_types import TYPES, ModelType
 from gym_rm.planning.model.shape import Layer, ModelShape
 
@@ -100,6 +101,10 @@ def shape_from_config(
         ConfigError: a size is missing or impossible, or the formulas of the model's layers are not known here.
     """
     by_hand = by_hand and not WRITTEN & config.keys()
+    if isinstance(named := config.get("model_type"), str) and named not in TYPES and "text_config" not in config:
+        shape = counted_shape(config, name=name, num_labels=num_labels, source=source, by_hand=by_hand)
+        if shape is not None:
+            return shape
     kind = _model_type(config, name, by_hand=by_hand)
     model_type = config.get("model_type") or "llama"
     model = _model(config, kind, model_type, name, strict=by_hand)

@@ -59,4 +59,4 @@ TYPES: dict[str, ModelType] = {
     "gpt_oss": ModelType(mlp_bias=True, every=2, defaults=_kv(
         8, head_dim=64, sliding_window=128, attention_bias=True, num_experts=128, num_experts_per_tok=4)),
 }  # fmt: skip
-"""Types whose sizes are known by formula; tests compare them with the models of transformers."""
+"""Types that are counted without torch; tests compare them with the models of transformers, which count the others."""

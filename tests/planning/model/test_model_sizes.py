@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model import known_models as lookup
 from gym_rm.planning.model.config_sizes import ALIASES, ConfigSizes, shape_from_config
+from gym_rm.planning.model.counted_layers import counted_shape
 from gym_rm.planning.model.known_models import known_models, load_shape
 from gym_rm.planning.model.model_types import TYPES
 
@@ -205,7 +206,7 @@ def test_a_folder_without_a_configuration_is_an_error(tmp_path, text):
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"attention_bias": 1}, "attention_bias must be"),
         ({"model_type": 3}, "no formula for model_type 3"),
-        ({"model_type": "deepseek_v3"}, "no formula for model_type 'deepseek_v3'"),
+        ({"model_type": "deepseek_v3"}, "layer 0 of deepseek_v3 is of a kind without a formula: DeepseekV3Attention"),
         ({"model_type": "made_up"}, "no formula for model_type 'made_up' is known here; known are llama"),
         ({"mamba_d_state": 8}, "no formula for model_type 'llama' with mamba_d_state=8"),
         (
@@ -296,9 +297,69 @@ def test_every_type_of_transformers_is_exact_or_refused_by_name(model_type):
         assert found.parameters == count(config, "AutoModelForCausalLM")
         assert found.active_parameters <= found.parameters
         return
-    assert config.model_type not in TYPES
-    with pytest.raises(ConfigError, match="model: no formula for"):
+    assert config.model_type not in {*TYPES, *COUNTED} - {"dots1"}  # whose defaults have no number of experts
+    with pytest.raises(ConfigError, match=r"model: (no formula for|layer \d+ of|transformers makes no|the layers of) "):
         shape_from_config(values, name="model")
+
+
+# Types without a formula, with layers that some have and a Llama has not: norms, biases, experts and windows.
+COUNTED = {
+    "cohere2": {"sliding_window": 8},
+    "olmo3": {"sliding_window": 8},
+    "glm4": {},
+    "seed_oss": {},
+    "granite": {},
+    "exaone4": {"sliding_window": 8},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+}
+
+
+@pytest.mark.parametrize("model_type", COUNTED)
+def test_a_type_without_a_formula_is_counted_in_transformers(model_type):
+    config = config_of(model_type, **COUNTED[model_type])
+    found = shape_from_config(plain(config), name="a")
+    assert found.parameters == count(config, "AutoModelForCausalLM")
+    assert "of transformers" in found.notes[0]
+    rewards = shape_from_config(plain(config), name="a", num_labels=1)
+    assert rewards.head == rewards.hidden
+    experts = max(layer.experts for layer, _ in found.layers)
+    assert (found.active_parameters < sum((layer.attention + layer.mlp) * n for layer, n in found.layers)) == (
+        experts > 0
+    )
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"]
+)
+def test_counted_layers_are_those_of_the_formulas(model_type):
+    config = config_of(model_type)
+    values, same = plain(config), {"name": "a", "num_labels": None, "source": ""}
+    known = shape_from_config(values, name="a")
+    counted = counted_shape(values, by_hand=False, **same)
+    names = (
+        "attention",
+        "mlp",
+        "active_mlp",
+        "norms",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "window",
+        "intermediate",
+        "experts",
+    )
+    for (left, count_left), (right, count_right) in zip(known.layers, counted.layers, strict=True):
+        assert {name: getattr(left, name) for name in names} == {name: getattr(right, name) for name in names}
+        assert count_left == count_right
+    assert (known.embedding, known.head, known.other) == (counted.embedding, counted.head, counted.other)
+
+
+def test_a_mistake_in_the_sizes_of_a_counted_type_is_named():
+    with pytest.raises(ConfigError, match=r"policy: hiden_size: unknown setting of glm4.*Did you mean 'hidden_size'"):
+        load_shape(None, {"model_type": "glm4", "hiden_size": 64}, num_labels=None, name="policy")
 
 
 @pytest.mark.parametrize(
