@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 VENV ?= .venv
 PIP = -m pip install --disable-pip-version-check --quiet
-PYTEST = -m pytest -q -n 2
+PYTEST = -m pytest -q -n 2 --durations=50 --durations-min=3
 
 # Tests run in two processes on two cores: a thread that waits must sleep, or it takes the core of the other process.
 export OMP_WAIT_POLICY = passive

@@ -113,7 +113,7 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
         completions = sampler.sample(seen, seeds=batch.seeds())
         batch.add(seen, completions, envs.step(batch.replies(completions), rows=batch.playing))
     envs.close()
-    rollouts = batch.rollouts()
+    rollouts = batch.table().rollouts
     rewards = np.array([rollout.reward for rollout in rollouts])
     right = np.array([np.nan if rollout.right is None else rollout.right for rollout in rollouts])
     return rewards.reshape(-1, settings.n), right.reshape(-1, settings.n)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,22 +34,20 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
 from gym_rm.config import load_config, settings_file
-from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
-from gym_rm.policy import advantages as estimators
-from gym_rm.policy.defaults import complete, open_scorer, read_prompts
+from gym_rm.policy.defaults import fill_defaults, open_scorer, read_prompts
+from gym_rm.policy.estimate import estimate, zero_variance_groups
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.losses import LossInputs, loss_metrics, policy_loss, token_weights
+from gym_rm.policy.losses import policy_loss, update_metrics
 from gym_rm.policy.phase_timer import PhaseTimer
-from gym_rm.policy.rollout_schedule import RolloutSchedule, replaced
-from gym_rm.policy.rollouts import Rollout, RolloutBatch, Samples
+from gym_rm.policy.rollout_schedule import RolloutSchedule
+from gym_rm.policy.rollouts import RolloutBatch, RolloutTable
 from gym_rm.policy.run_folder import RunFolder
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
@@ -66,7 +63,7 @@ SUM_WARNING = (
 # --- a step ----------------------------------------------------------------------------------------------------------
 
 
-def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) -> list[Rollout]:
+def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) -> RolloutTable:
     """Sample replies and step the environments until every episode of a batch has ended."""
     observations, infos = envs.reset(options={"prompt_indices": batch.prompt_indices})
     batch.begin(observations, infos)
@@ -77,74 +74,46 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
         with timer.measure("score"):
             step = envs.step(batch.replies(completions), rows=batch.playing)
         batch.add(prompts, completions, step)
-    return batch.rollouts()
+    return batch.table()
 
 
 def train_step(
     step: int,
-    roll_out: Callable[[int], list[Rollout]],
+    roll_out: Callable[[int], RolloutTable],
     learner: Learner,
     scorer: Scorer,
     settings: GRPOSettings,
     timer: PhaseTimer,
-) -> tuple[list[Rollout], np.ndarray, dict[str, Any]]:
-    """Run one step of GRPO; return this rank's rollouts, the advantage of each `[B]`, and metrics of all ranks."""
+) -> tuple[RolloutTable, np.ndarray, dict[str, Any]]:
+    """Run one step of GRPO; return the rollouts of all ranks, the advantage of each `[B]`, and metrics."""
     # Sample a group of replies to each prompt, and step the environments, which score them: see `play`.
-    rollouts = roll_out(step)
+    ours = roll_out(step)
     if settings.env.sleep:
         scorer.sleep()  # type: ignore[attr-defined]
 
     with timer.measure("update"):
-        # Log-probabilities of the sampled tokens. With a single update the old ones are those of its own forward.
-        samples, once = Samples(rollouts), settings.optimizer.updates_per_step * settings.optimizer.epochs == 1
-        batches = learner.batches(samples.turns, samples.groups)
-        spare = min(batches, key=lambda batch: batch.num_tokens)
-        old = None if once else samples.in_order(learner.log_probs(batches))
-        reference = samples.in_order(learner.log_probs(batches, reference=True)) if learner.measures_kl else None
+        # Advantages: how much better each reply is than the others to its prompt; and which turns count in the loss.
+        parts = learner.gathered([ours])
+        table, first = RolloutTable.joined(parts), sum(len(part.turns) for part in parts[: learner.rank])
+        advantages, mask = estimate(table, settings)
 
-        # Advantages: how much better each reply is than the others to its prompt.
-        rewards = shaped_rewards(samples, settings)
-        advantages, kept = advantages_of(learner, samples, rewards, settings)
+        # Log-probabilities of the sampled tokens before the updates, under the policy and the reference.
+        measured = learner.measure(table, first + np.arange(len(ours.turns)))
 
-        sums: dict[str, Tensor | float] = {}
-        for groups in groups_of_updates(settings, step):
-            members = np.isin(samples.groups, groups)
-            if not once:
-                batches = learner.batches(samples.turns, samples.groups, chosen=np.flatnonzero(members))
-            lengths, ours = learner.shared(samples.lengths)
-            counted, _ = learner.shared(kept & members)
-            weights = token_weights(
-                lengths,
-                counted,
-                normalisation=settings.loss.normalisation,
-                max_new_tokens=settings.sampling.max_new_tokens,
-            )[ours]
-            for batch, counts in learner.passes(batches, spare=spare):
-                log_probs, entropy = learner.forward(batch)
-                tokens, rows = samples.tokens_of(batch.turns), batch.rows
-                tensor = functools.partial(torch.as_tensor, dtype=torch.float32, device=log_probs.device)
-                inputs = LossInputs(
-                    old_log_probs=log_probs.detach() if old is None else tensor(old[tokens]),
-                    sampler_log_probs=tensor(samples.log_probs[tokens]),
-                    reference_log_probs=None if reference is None else tensor(reference[tokens]),
-                    advantages=tensor(advantages[tokens]),
-                    weights=tensor(weights[rows] * counts),
-                )
-                terms = policy_loss(log_probs, entropy, inputs, settings.loss)
-                learner.backward(terms.loss)
-                for name, value in vars(terms).items():
-                    sums[name] = sums.get(name, 0.0) + value.detach()
-            update = learner.update() if counted.any() else learner.skip_update()
+        # Forward and backward over token trees, and an optimizer step, for the groups of each update.
+        loss = functools.partial(policy_loss, settings=settings.loss)
+        updates = [
+            learner.update(table, advantages, mask, loss, measured=measured, groups=groups)
+            for groups in groups_of_updates(settings, step)
+        ]
 
-    sums["flat_groups"] = len(groups_without_signal(rollouts, settings)) / settings.env.num_prompts
-    sums["unique_tokens"] = sum(each.num_tokens for batch in batches for each in batch.batches)
-    totals = learner.summed({name: float(value) for name, value in sums.items()})
-    metrics = loss_metrics(totals, num_updates=settings.optimizer.updates_per_step * settings.optimizer.epochs)
+    metrics = update_metrics(updates)
+    metrics["flat_groups"] = len(zero_variance_groups(table, settings)) / settings.env.num_prompts
     if not learner.measures_kl:
         del metrics["kl"]
-    advantages = advantages[np.cumsum(samples.lengths) - samples.lengths]  # of the first token of each turn
-    metrics |= {"advantage_std": float(learner.shared(advantages)[0].std()), **update}
-    return rollouts, np.array([advantages[samples.owners == row].mean() for row in range(len(rollouts))]), metrics
+    of_turns = advantages[np.cumsum(table.lengths) - table.lengths]  # of the first token of each turn
+    metrics["advantage_std"] = float(of_turns.std())
+    return table, np.array([of_turns[table.owners == row].mean() for row in range(len(table.rollouts))]), metrics
 
 
 def groups_of_updates(settings: GRPOSettings, step: int) -> Iterator[np.ndarray]:
@@ -152,70 +121,6 @@ def groups_of_updates(settings: GRPOSettings, step: int) -> Iterator[np.ndarray]
     for epoch in range(settings.optimizer.epochs):
         order = np.random.default_rng([settings.seed, step, epoch]).permutation(settings.env.num_prompts)
         yield from np.array_split(order, settings.optimizer.updates_per_step)
-
-
-def shaped_rewards(samples: Samples, settings: GRPOSettings) -> np.ndarray:
-    """Return the rewards of the rollouts `[B]`, less the penalty for length that the settings ask for."""
-    return estimators.overlong_penalty(
-        samples.column("reward"),
-        samples.column("num_tokens"),
-        samples.column("finished"),
-        max_new_tokens=settings.sampling.max_new_tokens,
-        buffer=settings.advantage.overlong_buffer,
-        penalty=settings.advantage.overlong_penalty,
-    )
-
-
-def advantages_of(
-    learner: Learner, samples: Samples, rewards: np.ndarray, settings: GRPOSettings
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the advantages of the tokens `[N]`, and which turns count in the loss `[M]`.
-
-    Rewards are compared with those of all ranks.
-    """
-    options, groups, owners = settings.advantage, samples.column("group"), samples.owners
-    compared, kept = rewards, np.isfinite(rewards)
-    if options.per_turn:
-        turn_rewards = [rollout.rewards_with(reward) for rollout, reward in zip(samples.rollouts, rewards, strict=True)]
-        compared = np.concatenate([estimators.rewards_to_go(each) for each in turn_rewards])
-        numbers = np.concatenate([np.arange(len(each)) for each in turn_rewards])
-        groups, owners = samples.groups * settings.env.max_turns + numbers, np.arange(len(samples.turns))
-    every, ours = learner.shared(compared)
-    components = None
-    if options.estimator == "gdpo":
-        names = sorted(set(learner.gathered(samples.component_names)))  # other ranks may have other components
-        components = {name: learner.shared(samples.component(name))[0] for name in names}
-    groups = learner.shared(groups)[0]
-    estimate: dict[str, Any] = {"estimator": options.estimator, "std_floor": options.std_floor}
-    parts = {"components": components, "component_weights": options.component_weights}
-    of_turns = estimators.estimate_advantages(every, groups, **estimate, **parts)[ours][owners]
-    advantages = of_turns.repeat(samples.lengths)
-    if options.steps is not None:
-        steps = learner.gathered(samples.steps)
-        if not any(map(len, steps)) and np.isfinite(every).any():
-            raise ConfigError(f"advantage.steps={options.steps!r} needs a process reward model; no reply has steps.")
-        of_steps = estimators.step_advantages(steps, groups, credit=options.steps, **estimate)[ours]
-        advantages = options.reward_weight * advantages + samples.of_steps(of_steps)
-        if not options.reward_weight:
-            kept &= np.array([len(each) > 0 for each in samples.steps])
-    if options.overlong == "filter":
-        kept &= samples.column("finished")
-    if options.dynamic_sampling:
-        kept &= ~np.isin(samples.column("group"), groups_without_signal(samples.rollouts, settings))
-    return advantages, kept[samples.owners]
-
-
-def groups_without_signal(rollouts: Sequence[Rollout], settings: GRPOSettings) -> np.ndarray:
-    """Return the groups whose rewards, or all components for GDPO, are equal: they teach nothing."""
-    samples = Samples(rollouts)
-    rewards = samples.column("reward")
-    if settings.advantage.steps is not None:
-        of_steps = estimators.step_values(samples.steps, settings.advantage.steps)
-        rewards = np.stack([of_steps, rewards], axis=1) if settings.advantage.reward_weight else of_steps
-    if settings.advantage.estimator == "gdpo":
-        parts = np.array([samples.component(name) for name in samples.component_names])
-        rewards = np.where(np.isfinite(rewards)[:, None], parts.T, math.nan)
-    return estimators.flat_groups(rewards, samples.column("group"))
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -251,23 +156,23 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
     sampler, timer = make_sampler(settings, learner), PhaseTimer()
 
-    def roll_out(step: int) -> list[Rollout]:
+    def roll_out(step: int) -> RolloutTable:
         """Return this rank's rollouts of a step."""
         sampler.update_weights()
-        rollouts = play(envs, sampler, schedule.training(step), timer)
+        table = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
-            if not (groups := groups_without_signal(rollouts, settings)).size:
+            if not (groups := zero_variance_groups(table, settings)).size:
                 break
             others = play(envs, sampler, schedule.replacing(groups, step=step, attempt=attempt), timer)
-            rollouts = replaced(rollouts, others)
-        return rollouts
+            table = RolloutTable.joined([table, others])
+        return table
 
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
             sampler.update_weights()
-            rollouts = play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())
-            rollouts = sorted(learner.gathered(rollouts), key=lambda rollout: rollout.row)
+            parts = learner.gathered([play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())])
+            rollouts = RolloutTable.joined(parts).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
     run = RunFolder(settings, learner, scorer, (prompts, held_out))
@@ -285,11 +190,11 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
             measure()
         while stop is None and run.step < settings.steps:
             started = time.perf_counter()
-            rollouts, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
+            table, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
             run.step += 1
             metrics["phase_seconds"] = timer.take()
             seconds = time.perf_counter() - started
-            view.update(run.step, run.log_step(rollouts, advantages.tolist(), metrics, seconds=seconds))
+            view.update(run.step, run.log_step(table.rollouts, advantages.tolist(), metrics, seconds=seconds))
             if run.is_due(settings.eval.every):
                 measure()
             stop = run.stop_for(signal_heard())
@@ -333,7 +238,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     try:
         file = arguments.config and settings_file(arguments.config, "grpo")
-        settings = complete(load_config(GRPOSettings, file, arguments.overrides))
+        settings = fill_defaults(load_config(GRPOSettings, file, arguments.overrides))
         stop = train(settings, console)
     except (gym_rm.GymRMError, FloatingPointError, OSError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")

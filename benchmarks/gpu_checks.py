@@ -14,32 +14,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scoring
 import torch
 import workloads
-from gpu_sizes import GROUP, Subject
+from gpu_sizes import GROUP, Day, Subject
 from torch import Tensor
 
 from gym_rm.engine.backbones.batch_invariance import (
-    LADDER,
     WITHOUT_SPLIT_K,
     BatchInvariant,
     blas_settings,
     same_products,
     set_blas,
 )
+from gym_rm.engine.backbones.invariant_products import LADDER
 from gym_rm.engine.backbones.low_precision import FORMATS
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import Forward
-
-if TYPE_CHECKING:
-    from gpu_day import Day
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transformers", "triton", "numpy", "accelerate", "gymnasium", "pydantic", "pytest", "trl", "vllm")
@@ -101,7 +98,7 @@ def run_tests(day: Day, *options: str) -> dict[str, Any]:
 
 def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
     """Compare attention over a random tree, and its gradients, with dense attention in float64."""
-    from tests.engine.backbones.trees import dense_attention, random_tree, states, tree_of
+    from tests.engine.backbones.trees import attend, dense_attention, random_tree, states, tree_of
 
     sequences, node = day.sizes.tree
     tree = tree_of(random_tree(head_size, sequences=sequences, node=node))
@@ -112,9 +109,9 @@ def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
     gradients = torch.autograd.grad((expected * weights).sum(), exact)
     inputs = [each.to(day.device) for each in given]
     with torch.inference_mode():
-        output = TreeAttention(tree, day.device, use_flex=True).attend(*inputs, None, None)
+        output = attend(TreeAttention(tree, day.device, use_flex=True), *inputs)
     inputs = [each.requires_grad_() for each in inputs]
-    learned = TreeAttention(tree, day.device).attend(*inputs, None, None)  # on a CPU, flex_attention has no backward
+    learned = attend(TreeAttention(tree, day.device), *inputs)  # on a CPU, flex_attention has no backward
     got = torch.autograd.grad((learned * weights.to(day.device)).sum(), inputs)
     errors = {"output": _error(output, expected)}
     errors |= {f"gradient of {name}": _error(*each) for name, *each in zip("qkv", got, gradients, strict=True)}

@@ -1,7 +1,6 @@
 """Measure what needs a GPU, in five parts of less than nine minutes each.
 
     python benchmarks/gpu_day.py --part A --data FOLDER --output FOLDER   # then B, C, D and E; or several in turn
-    python benchmarks/gpu_day.py --report --output FOLDER                 # report.md and readme_table.md
     python benchmarks/gpu_day.py --part A B C D E --tiny --data FOLDER --output FOLDER  # the same code on a CPU
 
 A: versions, tests, attention. B: bits of products and of scores. C: speed of scoring. D: precision, memory, loading.
@@ -17,15 +16,10 @@ else is missing can be carried: `scripts/gpu_wheels.sh wheels` on a machine with
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import signal
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,77 +27,13 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "tests"))  # whose helpers import each other
 
 import gpu_checks
-import gpu_report
 import gpu_scoring
 import gpu_training
 import huggingface_hub
 import torch
 import transformers
 import workloads
-from gpu_sizes import FULL, TINY, Sizes
-
-
-class TimeUp(BaseException):
-    """The minutes of a part have passed; no `except Exception` on the way may keep it."""
-
-
-class Day:
-    """Runs the rows of a part and writes a line for each; rows that do not fit into the time left are skipped."""
-
-    def __init__(self, part: str, output: Path, *, minutes: float, sizes: Sizes) -> None:
-        self.part, self.output, self.sizes = part, output, sizes
-        self.device = torch.device("cpu" if sizes is TINY else "cuda")
-        self.errors = 0
-        self._end = time.monotonic() + 60 * minutes
-        self._file = (output / f"part_{part}.jsonl").open("w", encoding="utf-8")
-
-    @property
-    def seconds_left(self) -> float:
-        return self._end - time.monotonic()
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        return workloads.tokenizer()
-
-    def row(self, name: str, work: Callable[[], Mapping[str, Any]], *, expected: float, **parameters: Any) -> None:
-        """Run one row, and write its result, or its error.
-
-        Args:
-            name: what is measured.
-            work: returns the result.
-            expected: seconds that it takes on a GPU; it is skipped if fewer are left.
-            **parameters: of the row.
-        """
-        if expected > self.seconds_left:
-            self.skip(
-                name, f"takes about {expected:.0f} s, and {max(self.seconds_left, 0):.0f} s are left", **parameters
-            )
-            return
-        print(f"{self.part} {name} {parameters} ...", flush=True)
-        started = time.perf_counter()
-        signal.setitimer(signal.ITIMER_REAL, self.seconds_left)
-        try:
-            outcome: dict[str, Any] = {"result": dict(work())}
-        except (Exception, SystemExit, TimeUp) as error:
-            traceback.print_exc()
-            self.errors += 1
-            outcome = {"error": f"{type(error).__name__}: {error}"[:3000]}
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        self._write(name, parameters, outcome | {"seconds": round(time.perf_counter() - started, 3)})
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def skip(self, name: str, reason: str, **parameters: Any) -> None:
-        """Write why a row does not run."""
-        self._write(name, parameters, {"skipped": reason, "seconds": 0.0})
-
-    def _write(self, name: str, parameters: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
-        line = json.dumps({"part": self.part, "name": name, "parameters": parameters, **outcome})
-        print(line, file=self._file, flush=True)
-        print(f"  {line[:400]}", flush=True)
-
+from gpu_sizes import FULL, TINY, Day, TimeUp
 
 PARTS: Mapping[str, Callable[[Day], None]] = {
     "A": gpu_checks.part_a,
@@ -120,18 +50,12 @@ def _time_up(*_: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=list(PARTS), help="parts to run")
-    parser.add_argument("--report", action="store_true", help="write the report of all parts in the output folder")
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), required=True, help="parts to run")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=9.0, help="most minutes that a part takes")
     parser.add_argument("--tiny", action="store_true", help="tiny models and batches, on a CPU")
     args = workloads.parse_args(parser)
-    if args.report == bool(args.part):
-        parser.error("pass either --part or --report")
     args.output.mkdir(parents=True, exist_ok=True)
-    if args.report:
-        gpu_report.write(args.output)
-        return
     if not (args.data / "gsm8k_graded.jsonl.gz").exists():
         sys.exit(f"--data {args.data} has no gsm8k_graded.jsonl.gz: pass the folder with the real conversations.")
     if not args.tiny and not torch.cuda.is_available():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import results
@@ -42,13 +42,10 @@ SCORED = ("0.6B", "4B", "8B")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A number of a row, by GPU, and a goal of the H200 if there is one."""
+    """A number by GPU, and a goal of the H200 if there is one."""
 
     what: str
-    name: str
-    result: str
     values: Mapping[str, float]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
     goal: float | None = None
 
 
@@ -104,29 +101,22 @@ def grpo_seconds(size: str, chip: Chip, *, prompts: int, replies: int, length: i
 def predictions() -> Iterator[Prediction]:
     """Yield every prediction."""
     goals = {("0.6B", 32_768): 400e3, ("8B", 32_768): 47e3}
-    rate = "tokens_per_second"
     for size in SCORED:
         for tokens in (8_192, 32_768, 65_536):
             values = {name: tokens_per_second(size, tokens, chip) for name, chip in CHIPS.items()}
-            shown = {"size": size, "tokens": tokens}
             what = f"scoring, {size}, {tokens:,} tokens in a batch, tokens/s"
-            yield Prediction(what, "scoring", rate, values, shown, goals.get((size, tokens)))
+            yield Prediction(what, values, goals.get((size, tokens)))
     for size in SCORED:
         values = {name: tokens_per_second(size, 32_768, chip, fp8=True) for name, chip in CHIPS.items()}
-        shown = {"size": size, "tokens": 32_768}
-        yield Prediction(f"scoring in fp8, {size}, tokens/s", "scoring with 8-bit products", rate, values, shown)
+        yield Prediction(f"scoring in fp8, {size}, tokens/s", values)
     steps = {name: grpo_seconds("0.6B", chip, prompts=64, replies=8, length=512) for name, chip in CHIPS.items()}
     for phase, goal in (("generate", None), ("score", None), ("update", None), ("step", 20.0)):
         values = {name: found[phase] for name, found in steps.items()}
-        what = f"GRPO, 0.6B, 64 x 8 replies of 512 tokens: {phase}, s"
-        yield Prediction(what, "GRPO step", phase, values, {"size": "0.6B"}, goal)
+        yield Prediction(f"GRPO, 0.6B, 64 x 8 replies of 512 tokens: {phase}, s", values, goal)
     _, hidden, *_, weights = sizes("8B")
     loading = 2 * (weights + hidden * workloads.SHAPES["8B"]["vocab_size"]) / LOAD_BYTES + LOAD_SECONDS
-    values = dict.fromkeys(CHIPS, loading)
-    yield Prediction("loading 8B from the disk cache, s", "loading", "load_seconds", values, {"size": "8B"})
-    kernels = dict.fromkeys(CHIPS, float(KERNELS_OF_LAYER))
-    shown = {"size": "8B", "tokens": 32_768}
-    yield Prediction("kernels of a layer", "scoring", "launches_of_a_layer", kernels, shown)
+    yield Prediction("loading 8B from the disk cache, s", dict.fromkeys(CHIPS, loading))
+    yield Prediction("kernels of a layer", dict.fromkeys(CHIPS, float(KERNELS_OF_LAYER)))
 
 
 def main() -> None:

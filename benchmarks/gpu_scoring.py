@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import precision
@@ -18,15 +18,12 @@ import reward_training
 import scoring
 import torch
 import workloads
-from gpu_sizes import GROUP, Subject, conversations_of
+from gpu_sizes import GROUP, Day, Subject, conversations_of
 from torch import Tensor
 from torch.autograd import DeviceType
 
 import gym_rm
 from gym_rm.engine.executors.model_info import bytes_per_token
-
-if TYPE_CHECKING:
-    from gpu_day import Day
 
 # --- C: speed of scoring ----------------------------------------------------------------------------------------------
 

@@ -1,20 +1,23 @@
-"""How large everything in gpu_day.py is, and what several of its parts share."""
+"""How large everything in gpu_day.py is, how a row is run and written, and what several of its parts share."""
 
 from __future__ import annotations
 
 import functools
+import gc
+import json
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import scoring
 import torch
 import workloads
 
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-
-if TYPE_CHECKING:
-    from gpu_day import Day
-
 
 GROUP = 8  # replies to a prompt
 
@@ -58,6 +61,68 @@ TINY = Sizes(
     nth_case=8, tree=(6, 10), rows=(16, 48, 112), batches=4, batch_tokens=(500, 2000), pool=40, pairs=4,
     learned_pairs=(4, 2), prompts=2, reply_tokens=4, steps=2, dtype="float32",
 )  # fmt: skip
+
+
+class TimeUp(BaseException):
+    """The minutes of a part have passed; no `except Exception` on the way may keep it."""
+
+
+class Day:
+    """Runs the rows of a part and writes a line for each; rows that do not fit into the time left are skipped."""
+
+    def __init__(self, part: str, output: Path, *, minutes: float, sizes: Sizes) -> None:
+        self.part, self.output, self.sizes = part, output, sizes
+        self.device = torch.device("cpu" if sizes is TINY else "cuda")
+        self.errors = 0
+        self._end = time.monotonic() + 60 * minutes
+        self._file = (output / f"part_{part}.jsonl").open("w", encoding="utf-8")
+
+    @property
+    def seconds_left(self) -> float:
+        return self._end - time.monotonic()
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        return workloads.tokenizer()
+
+    def row(self, name: str, work: Callable[[], Mapping[str, Any]], *, expected: float, **parameters: Any) -> None:
+        """Run one row, and write its result, or its error.
+
+        Args:
+            name: what is measured.
+            work: returns the result.
+            expected: seconds that it takes on a GPU; it is skipped if fewer are left.
+            **parameters: of the row.
+        """
+        if expected > self.seconds_left:
+            self.skip(
+                name, f"takes about {expected:.0f} s, and {max(self.seconds_left, 0):.0f} s are left", **parameters
+            )
+            return
+        print(f"{self.part} {name} {parameters} ...", flush=True)
+        started = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, self.seconds_left)
+        try:
+            outcome: dict[str, Any] = {"result": dict(work())}
+        except (Exception, SystemExit, TimeUp) as error:
+            traceback.print_exc()
+            self.errors += 1
+            outcome = {"error": f"{type(error).__name__}: {error}"[:3000]}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self._write(name, parameters, outcome | {"seconds": round(time.perf_counter() - started, 3)})
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def skip(self, name: str, reason: str, **parameters: Any) -> None:
+        """Write why a row does not run."""
+        self._write(name, parameters, {"skipped": reason, "seconds": 0.0})
+
+    def _write(self, name: str, parameters: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
+        line = json.dumps({"part": self.part, "name": name, "parameters": parameters, **outcome})
+        print(line, file=self._file, flush=True)
+        print(f"  {line[:400]}", flush=True)
 
 
 class Subject:

@@ -9,22 +9,19 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import reward_training
 import scoring
 import torch
 import workloads
-from gpu_sizes import GROUP
+from gpu_sizes import GROUP, Day
 
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.planning.hardware import calibration
 from gym_rm.planning.hardware.devices import QUANTITIES
 from gym_rm.planning.planner import plan
-
-if TYPE_CHECKING:
-    from gpu_day import Day
 
 
 def part_e(day: Day) -> None:

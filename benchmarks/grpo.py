@@ -183,7 +183,7 @@ def task_of(name: str, args: argparse.Namespace, folder: Path) -> Task:
 
 def train_ours(task: Task, watch: Stopwatch) -> Run:
     from agents import grpo
-    from gym_rm.policy.defaults import complete
+    from gym_rm.policy.defaults import fill_defaults
     from gym_rm.policy.phase_timer import PhaseTimer
 
     run, step = Run(), grpo.train_step
@@ -191,11 +191,11 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
     def timed_step(number: int, *arguments: Any) -> Any:
         if number == 1:  # the clock starts with the first step
             watch.next_step()
-        rollouts, *results = step(number, *arguments)
-        run.rewards.append(float(np.mean([rollout.reward for rollout in rollouts])))
-        run.tokens += sum(rollout.num_tokens for rollout in rollouts) / task.steps
+        table, *results = step(number, *arguments)
+        run.rewards.append(float(np.mean([rollout.reward for rollout in table.rollouts])))
+        run.tokens += sum(rollout.num_tokens for rollout in table.rollouts) / task.steps
         watch.next_step()
-        return rollouts, *results
+        return table, *results
 
     class Timer(PhaseTimer):
         """Measures processor time beside wall time."""
@@ -216,7 +216,7 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
             | {"max_num_batched_tokens": task.batch_tokens},
             "eval": {"num_prompts": 0, "every": task.steps + 1},
         }  # fmt: skip
-        settings = complete(gym_rm.config.load_config(grpo.GRPOSettings, values))
+        settings = fill_defaults(gym_rm.config.load_config(grpo.GRPOSettings, values))
         assert (settings.optimizer.betas, settings.optimizer.schedule) == (BETAS, "constant")
         console = Console(quiet=True)
         grpo.train(settings, console)

@@ -42,10 +42,12 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from workloads import Conversation
 
-from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.decoder import DecoderBackbone
+from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384}
@@ -172,8 +174,8 @@ def host_time(console: Console) -> None:
     sequence = TokenSequence(np.arange(48, dtype=np.int32), np.array([47]))
     (tree,) = plan_trees([sequence], max_num_batched_tokens=48).batches
     table = Table("products", "milliseconds of a batch")
-    rows = (None, Rows(), Rows(16, in_chunks=True))
-    times: dict[Rows | None, list[float]] = {each: [] for each in rows}
+    rows = (None, GemmRows(), GemmRows(16, in_chunks=True))
+    times: dict[GemmRows | None, list[float]] = {each: [] for each in rows}
     for _ in range(100):  # in turns, because the speed of a machine changes
         for each in rows:
             with torch.inference_mode(), contextlib.nullcontext() if each is None else BatchInvariant(each):

@@ -20,8 +20,9 @@ import workloads
 from rich.console import Console
 from rich.table import Table
 
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 
 def main() -> None:

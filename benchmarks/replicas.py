@@ -28,11 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 import gym_rm
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 
 def replicas_of(folder: str, count: int) -> RewardModelScorer:

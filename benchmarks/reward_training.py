@@ -44,7 +44,8 @@ from rich.table import Table
 from transformers import AutoModelForSequenceClassification, BertConfig, PreTrainedModel
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.types import Message
 
 DATA = {"hh": "HH harmless", "gsm8k": "GSM8K graded"}

@@ -65,9 +65,9 @@ for _name, _single, _vector, _kind in (
     ("RewardModel", "single:RewardEnv", "vector:RewardVectorEnv", None),
     ("RewardModelCandidates", "numeric_views:CandidateEnv", "numeric_views:make_candidates", None),
     ("RewardModelTokens", "numeric_views:TokenEnv", "numeric_views:make_tokens", None),
-    ("Math", "verified:make", "verified:make_vec", "math"),
-    ("Code", "verified:make", "verified:make_vec", "code"),
-    ("Mixed", "verified:make", "verified:make_vec", "weighted"),
+    ("Math", "verifier_envs:make", "verifier_envs:make_vec", "math"),
+    ("Code", "verifier_envs:make", "verifier_envs:make_vec", "code"),
+    ("Mixed", "verifier_envs:make", "verifier_envs:make_vec", "weighted"),
 ):
     for _id in (f"{_name}-v0", f"gym_rm/{_name}-v0"):
         gymnasium.register(

@@ -50,14 +50,17 @@ class EventLoop:
             return asyncio.run_coroutine_threadsafe(coroutine, self._running[os.getpid()][0])
 
     def run(
-        self, coroutine: Coroutine[Any, Any, Value], patience: float | None = None, left: Callable[[], int] = int
+        self,
+        coroutine: Coroutine[Any, Any, Value],
+        stall_timeout: float | None = None,
+        num_remaining: Callable[[], int] = int,
     ) -> Value:
         """Return the result of a coroutine, which is cancelled if the caller is interrupted.
 
         Args:
             coroutine: what runs.
-            patience: seconds in which `left()` must become less; None for no limit.
-            left: how much is not done.
+            stall_timeout: seconds in which `num_remaining()` must become less; None for no limit.
+            num_remaining: how much is not done.
 
         Raises:
             TimeoutError: it did not become less. The thread is left behind; the next call starts another.
@@ -67,12 +70,12 @@ class EventLoop:
             raise RuntimeError(f"a coroutine of {self._name} waits for itself; await what it needs instead.")
         future = self.submit(coroutine)
         try:
-            running, before = self._running.get(os.getpid()), left()
-            while concurrent.futures.wait([future], patience).not_done:
-                if left() == before:
+            running, before = self._running.get(os.getpid()), num_remaining()
+            while concurrent.futures.wait([future], stall_timeout).not_done:
+                if num_remaining() == before:
                     self._end(running)
                     raise TimeoutError(f"{self._name} are blocked")
-                before = left()
+                before = num_remaining()
             return future.result()
         except BaseException:  # also Ctrl-C
             future.cancel()
@@ -147,9 +150,9 @@ class AsyncCalls(Generic[Value]):
         """
         late = TimeoutError("it did not end, because a call blocks the event loop: it must await what takes time")
         results: list[Value | Exception] = [late] * len(calls)
-        patience = None if self.timeout is None else self.timeout + 2 * GRACE
+        stall_timeout = None if self.timeout is None else self.timeout + 2 * GRACE
         try:
-            self._loop.run(self._all(calls, results), patience, lambda: sum(each is late for each in results))
+            self._loop.run(self._all(calls, results), stall_timeout, lambda: sum(each is late for each in results))
         except concurrent.futures.CancelledError:
             raise RuntimeError(f"{self._loop._name} were closed while they ran.") from None
         except TimeoutError:

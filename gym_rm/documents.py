@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
@@ -98,6 +99,23 @@ def read_mapping(file: str | Path, what: str) -> dict[str, Any]:
     if not isinstance(values, dict | None):
         raise ConfigError(f"{str(file)!r} must be a mapping with {what}, got {type(values).__name__}: {values!r:.80}.")
     return values or {}
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file beside a path, which gets its name when it is written, or is removed after an error.
+
+    So a full disk, or an interrupt, leaves the file that was there. Folders that are missing are made.
+    """
+    path = Path(os.path.realpath(path))  # a link keeps leading to its file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def to_yaml(value: Any) -> str:

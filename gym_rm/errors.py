@@ -6,6 +6,7 @@ import difflib
 import functools
 import logging
 from collections.abc import Iterable
+from typing import Self
 
 logger = logging.getLogger("gym_rm")
 
@@ -33,9 +34,45 @@ class ActionError(GymRMError, ValueError):
 class ConversationError(GymRMError, ValueError):
     """Conversation that the scorer cannot read: invalid, too long, or rejected by the chat template."""
 
+    kind = "invalid"
+
+
+class TooLongError(ConversationError):
+    """Conversation with more tokens than the model reads."""
+
+    kind = "too_long"
+
 
 class RemoteError(GymRMError, ConnectionError):
     """Failure of a scorer in another process or on another host."""
+
+
+class RowError(str):
+    """Why a conversation has no score: a text with a `kind`.
+
+    Attributes:
+        kind: `"too_long"`, `"refused"` (by a server), `"timed_out"`, `"out_of_memory"`, `"invalid"` (a conversation or
+            data row that cannot be read), or `"failed"` for everything else.
+
+    Example:
+        >>> RowError.of(TooLongError("9 tokens")).kind, RowError("no number") == "no number"
+        ('too_long', True)
+    """
+
+    kind: str
+
+    def __new__(cls, text: str, kind: str = "failed") -> Self:
+        """Return the text with its kind."""
+        made = super().__new__(cls, text)
+        made.kind = kind
+        return made
+
+    @classmethod
+    def of(cls, cause: BaseException, text: str | None = None) -> Self:
+        """Return the message of an exception, or another text, with the kind of the exception."""
+        known = {TimeoutError: "timed_out", MemoryError: "out_of_memory"}
+        kind = next((name for each, name in known.items() if isinstance(cause, each)), "failed")
+        return cls(str(cause) if text is None else text, getattr(cause, "kind", kind))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pydantic
 
 from gym_rm.checks import describe
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError, RowError, nearest
 from gym_rm.types import Provenance, Workload
 
 Number: TypeAlias = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
@@ -33,7 +33,7 @@ def to_plain(value: Any) -> Any:
 
 
 def read_scores(plain: Any) -> dict[str, Any]:
-    """Return the columns of `Scores` from what `Scores.to_dict` wrote; `infos` only of the rows in their masks.
+    """Return the columns of `Scores` from what `Scores.to_dict` wrote.
 
     Raises:
         ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
@@ -42,12 +42,14 @@ def read_scores(plain: Any) -> dict[str, Any]:
         read = dict(_PlainScores.model_validate(plain))
     except pydantic.ValidationError as error:
         raise ConfigError(_explain(error)) from error
-    infos = dict(read["infos"])
-    for name, mask in read["info_masks"].items():
-        if len(mask) != len(infos.get(name, ())):
-            raise ConfigError(f"info_masks[{name!r}] must have one entry for each of infos[{name!r}], got {len(mask)}.")
-        infos[name] = [value for value, has in zip(infos[name], mask, strict=True) if has]
-    return {**read, "infos": {name: _column(values) for name, values in infos.items()}}
+    kinds = read.pop("error_kinds") or ["failed"] * len(read["errors"])
+    if len(kinds) != len(read["errors"]):
+        raise ConfigError(f"error_kinds must have one entry for each of the errors, got {len(kinds)}.")
+    read["errors"] = [
+        text if text is None else RowError(text, kind or "failed")
+        for text, kind in zip(read["errors"], kinds, strict=True)
+    ]
+    return {**read, "infos": {name: _column(values) for name, values in read["infos"].items()}}
 
 
 class _PlainScores(pydantic.BaseModel):
@@ -57,6 +59,7 @@ class _PlainScores(pydantic.BaseModel):
 
     rewards: list[Number]
     errors: list[str | None]
+    error_kinds: list[str | None] | None = None
     num_tokens: list[Count]
     truncated_tokens: list[Count]
     components: dict[str, list[Number]] = {}
@@ -65,7 +68,6 @@ class _PlainScores(pydantic.BaseModel):
     step_ends: list[list[Count]] | None = None
     terminations: list[bool] | None = None
     infos: dict[str, list[Any]] = {}
-    info_masks: dict[str, list[bool]] = {}
     provenance: Provenance | None = None
     workload: Workload | None = None
 

@@ -37,8 +37,8 @@ class Scorer(Protocol):
         Args:
             conversations: N lists of messages.
             prompts: the data rows that the conversations started from: a `Prompt` or None for each, or None if there
-                are none. A reward model ignores them; a verifier compares replies with their `answer`. They belong to
-                the caller and must not be changed.
+                are none. A reward model ignores them; a verifier compares replies with their `answer`. Conversations
+                and prompts belong to the caller and must not be changed.
         """
         ...
 
@@ -345,6 +345,8 @@ def check_conversations(conversations: Sequence[Conversation], prompts: Prompts)
     row: int
     given: Any
     for row, given in enumerate(conversations):
+        if type(given) in (list, tuple) and {*map(type, given)} <= {dict}:
+            continue  # as almost always
         if isinstance(given, Mapping) and "role" in given:
             raise ConfigError(f"{CONVERSATIONS}; got a message in row {row}; if it is one conversation, pass [it].")
         listed = isinstance(given, Sequence) and _is_list(given)

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.checks import describe, in_order
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError, GymRMError, RowError
 from gym_rm.plain_values import read_scores, to_plain
+from gym_rm.score_columns import DTYPES, LISTS, Column, Key, absent, array, indices, info_array, item, join, taken
 from gym_rm.types import Provenance, Workload
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -39,7 +40,7 @@ class Score:
     components: Mapping[str, float]
     num_tokens: int
     truncated_tokens: int
-    error: str | None
+    error: RowError | None
     turn_rewards: RewardArray | None
     step_rewards: RewardArray | None
     step_ends: NDArray[np.int64] | None
@@ -59,7 +60,7 @@ class Scores:
         components: named components of the reward, each float64 `[N]` (objectives, ensemble members, ...).
         num_tokens: int64 `[N]`, number of tokens that were scored; 0 if the scorer does not count them.
         truncated_tokens: int64 `[N]`, number of tokens that were removed to fit `max_length`.
-        errors: `[N]`, None or why the score is missing.
+        errors: `[N]`, None or why the score is missing: a text with a `kind`, see `RowError`.
         turn_rewards: with `turns="all"`, `[N]` arrays of float64, one value per assistant turn.
         step_rewards: for process reward models, `[N]` arrays of float64, one value per step of the last reply.
         step_ends: with `step_rewards`, `[N]` arrays of int64: the character of the last reply's content after the end
@@ -67,9 +68,9 @@ class Scores:
             (`judged="answer"`) that are not one piece of the reply.
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
         infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
-            int64, bool or objects. Environments copy them to their `infos`.
-        info_masks: for infos that some rows do not have, by name: bool `[N]`, the rows that have it. A float that is
-            NaN is missing too.
+            int64, bool or objects. A row without the info has NaN in an array of floats, and None in one of objects;
+            an array of integers or booleans with missing rows is one of objects. Environments copy them to their
+            `infos`.
         provenance: how the scores were computed.
         workload: cost of the `score` call.
 
@@ -88,38 +89,35 @@ class Scores:
     components: Mapping[str, RewardArray]
     num_tokens: NDArray[np.int64]
     truncated_tokens: NDArray[np.int64]
-    errors: tuple[str | None, ...]
+    errors: tuple[RowError | None, ...]
     turn_rewards: tuple[RewardArray, ...] | None = None
     step_rewards: tuple[RewardArray, ...] | None = None
     step_ends: tuple[NDArray[np.int64], ...] | None = None
     terminations: NDArray[np.bool_] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    info_masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     provenance: Provenance | None = None
     workload: Workload | None = None
 
     def __post_init__(self) -> None:
-        converted: dict[str, Any] = {
-            name: _array(name, getattr(self, name), dtype)
-            for name, dtype in _DTYPES.items()
-            if name != "step_ends" and (getattr(self, name) is not None or name != "terminations")
+        columns: dict[str, Any] = {
+            name: array(name, getattr(self, name), dtype)
+            for name, dtype in DTYPES.items()
+            if getattr(self, name) is not None or name != "terminations"
         }
         if (errors := in_order(self.errors)) is None:
             raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
-        converted["errors"] = tuple(errors)
-        converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
-        for group, dtype in (("components", np.float64), ("info_masks", np.bool_)):
-            named = getattr(self, group).items()
-            converted[group] = {name: _array(f"{group}[{name!r}]", each, dtype) for name, each in named}
-        for name in ("turn_rewards", "step_rewards", "step_ends"):
+        columns["errors"] = tuple(
+            each if each is None or isinstance(each, RowError) else RowError(each) for each in errors
+        )
+        columns["infos"] = {name: info_array(each) for name, each in self.infos.items()}
+        columns["components"] = {
+            name: array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
+        }
+        for name, dtype in LISTS.items():
             if (lists := getattr(self, name)) is not None:
-                converted[name] = tuple(np.asarray(each, dtype=_DTYPES.get(name, np.float64)) for each in lists)
-        for name, value in converted.items():
-            object.__setattr__(self, name, value)
+                columns[name] = tuple(np.asarray(each, dtype=dtype) for each in lists)
+        self._set(columns)
         size = self.rewards.size
-        for name, mask in self.info_masks.items():
-            if name not in self.infos or mask.shape != (size,):
-                raise ConfigError(f"info_masks[{name!r}] of Scores must be one of {[*self.infos]}, of shape ({size},).")
         for (name, key), column in self._columns().items():
             shape = np.shape(column) if isinstance(column, np.ndarray) else (len(column),)
             if shape[:1] != (size,) or (name != "infos" and len(shape) != 1):
@@ -129,8 +127,6 @@ class Scores:
             steps = () if self.step_rewards is None else self.step_rewards[row]
             if len(ends) not in (0, len(steps)):
                 raise ConfigError(f"row {row} of Scores has {len(ends)} step_ends, but {len(steps)} step_rewards.")
-        masks = {name: mask for name in self.infos if not (mask := self.has_info(name)).all()}  # the others say nothing
-        object.__setattr__(self, "info_masks", masks)
 
     @classmethod
     def from_rewards(
@@ -144,12 +140,21 @@ class Scores:
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
-        values = _array("rewards", rewards, np.float64).reshape(-1).copy()
-        columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
-        columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
-        columns["errors"] = (None,) * len(values) if errors is None else errors
-        columns["terminations"] = None if terminations is None else np.array(terminations, dtype=np.bool_)
-        return cls(values, provenance=provenance, **columns).mark_failures()
+        values = array("rewards", rewards, np.float64).reshape(-1).copy()
+        num_tokens, truncated_tokens = np.zeros((2, len(values)), dtype=np.int64)
+        named: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
+        ends = None if terminations is None else np.array(terminations, dtype=np.bool_)
+        texts: Any = (None,) * len(values) if errors is None else errors
+        made = cls._trusted if errors is None and terminations is None and not components and not infos else cls
+        return made(
+            rewards=values,
+            num_tokens=num_tokens,
+            truncated_tokens=truncated_tokens,
+            errors=texts,
+            terminations=ends,
+            provenance=provenance,
+            **named,
+        ).mark_failures()
 
     @classmethod
     def concatenate(cls, parts: Iterable[Scores]) -> Scores:
@@ -164,7 +169,7 @@ class Scores:
         joined = {}
         for key, example in examples.items():
             rows = ((named.get(key), len(part)) for named, part in zip(columns, parts, strict=True))
-            joined[key] = _join([_absent(key, example, size) if column is None else column for column, size in rows])
+            joined[key] = join([absent(key, example, size) if column is None else column for column, size in rows])
         provenances = [part.provenance for part in parts]
         workloads = [part.workload for part in parts if part.workload is not None]
         return cls._of_columns(
@@ -178,8 +183,8 @@ class Scores:
 
         Provenance and workload are still those of the whole call.
         """
-        index = _indices(rows, len(self))
-        columns = {key: _taken(column, index) for key, column in self._columns().items()}
+        index = indices(rows, len(self))
+        columns = {key: taken(column, index) for key, column in self._columns().items()}
         return self._of_columns(columns, self.provenance, self.workload)
 
     def scatter(self, rows: Iterable[int], size: int) -> Scores:
@@ -192,29 +197,29 @@ class Scores:
         Raises:
             ConfigError: `rows` does not have one index for each of these scores.
         """
-        index = _indices(rows, size)
+        index = indices(rows, size)
         if len(index) != len(self) or len(set(index)) != len(index):
             raise ConfigError(f"rows must have a different index for each of the {len(self)} scores, got {index}.")
         sources = [len(self)] * size  # all other rows are copies of one that is absent
         for source, row in enumerate(index):
             sources[row] = source
         columns = {
-            key: _taken(_join([column, _absent(key, column, 1)]), sources) for key, column in self._columns().items()
+            key: taken(join([column, absent(key, column, 1)]), sources) for key, column in self._columns().items()
         }
         return self._of_columns(columns, self.provenance, self.workload)
 
     def mark_failures(self) -> Scores:
         """Set an error for every reward that is not finite, and the reward NaN for every row with an error."""
         finite = np.isfinite(self.rewards)
-        errors = [
-            error if error is not None or ok else f"the reward is {reward}"
-            for error, ok, reward in zip(self.errors, finite.tolist(), self.rewards.tolist(), strict=True)
-        ]
-        failed = np.array([error is not None for error in errors], dtype=np.bool_)
-        if np.array_equal(failed, np.isnan(self.rewards)) and tuple(errors) == self.errors:
+        if finite.all() and not self.failed_rows:
             return self
-        rewards = np.where(failed, np.nan, self.rewards)
-        return dataclasses.replace(self, rewards=rewards, errors=tuple(errors))
+        rewards = self.rewards.copy()
+        errors = list(self.errors)
+        for row in np.flatnonzero(~finite).tolist():
+            errors[row] = errors[row] or RowError(f"the reward is {rewards[row]}")
+        rewards[[error is not None for error in errors]] = np.nan
+        columns = {**self._columns(), ("rewards", None): rewards, ("errors", None): tuple(errors)}
+        return self._of_columns(columns, self.provenance, self.workload)
 
     def raise_for_errors(self) -> Scores:
         """Return these scores if no score is missing.
@@ -229,6 +234,8 @@ class Scores:
     @property
     def failed_rows(self) -> tuple[int, ...]:
         """Indices of the conversations without a score."""
+        if self.errors.count(None) == len(self.errors):
+            return ()
         return tuple(row for row, error in enumerate(self.errors) if error is not None)
 
     def rewards_or_none(self) -> list[float | None]:
@@ -260,7 +267,8 @@ class Scores:
         for record in ("provenance", "workload"):
             if getattr(self, record) is not None:
                 plain[record] = to_plain(dataclasses.asdict(getattr(self, record)))
-        plain["info_masks"] = {name: mask.tolist() for name, mask in self.info_masks.items()}
+        if self.failed_rows:
+            plain["error_kinds"] = [error and error.kind for error in self.errors]
         return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
 
     @classmethod
@@ -272,18 +280,16 @@ class Scores:
         Raises:
             ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
         """
-        fields = read_scores(plain)
-        for name, mask in fields["info_masks"].items():
-            present = _info_array(fields["infos"][name])
-            fields["infos"][name] = _absent(("infos", name), present, len(mask))
-            fields["infos"][name][np.array(mask, dtype=np.bool_)] = present
-        return cls(**fields)
+        return cls(**read_scores(plain))
 
     def has_info(self, name: str) -> NDArray[np.bool_]:
         """Return which rows have an info, bool `[N]`."""
-        mask = self.info_masks.get(name, np.ones(len(self), dtype=np.bool_))
         values = self.infos[name]
-        return mask & ~np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else mask
+        if values.dtype.kind not in "fO":
+            return np.ones(len(self), dtype=np.bool_)
+        missing = np.isnan(values) if values.dtype.kind == "f" else _is_none(values).astype(np.bool_)
+        found: NDArray[np.bool_] = ~missing.all(axis=tuple(range(1, missing.ndim)))
+        return found
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -310,7 +316,7 @@ class Scores:
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
             step_ends=None if self.step_ends is None else self.step_ends[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
-            infos={name: _item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
+            infos={name: item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
         )
 
     def __iter__(self) -> Iterator[Score]:
@@ -325,14 +331,12 @@ class Scores:
         parts += [f"{self.num_tokens.sum():,} tokens"] if self.num_tokens.any() else []
         return f"Scores({', '.join(parts)})"
 
-    def _columns(self) -> dict[_Key, _Column]:
+    def _columns(self) -> dict[Key, Column]:
         """Return all columns with one entry per row, by field and, for components and infos, by name."""
-        columns: dict[_Key, _Column] = {}
+        columns: dict[Key, Column] = {}
         for name in _PER_ROW:
             value = getattr(self, name)
-            if name == "info_masks":
-                columns |= {(name, key): self.has_info(key) for key in self.infos}
-            elif name in _BY_NAME:
+            if name in _BY_NAME:
                 columns |= {(name, key): column for key, column in value.items()}
             elif value is not None:
                 columns[name, None] = value
@@ -340,7 +344,7 @@ class Scores:
 
     @classmethod
     def _of_columns(
-        cls, columns: Mapping[_Key, _Column], provenance: Provenance | None, workload: Workload | None
+        cls, columns: Mapping[Key, Column], provenance: Provenance | None, workload: Workload | None
     ) -> Scores:
         fields: dict[str, Any] = {name: {} for name in _BY_NAME}
         for (field_name, name), column in columns.items():
@@ -348,20 +352,24 @@ class Scores:
                 fields[field_name] = column
             else:
                 fields[field_name][name] = column
-        return cls(**fields, provenance=provenance, workload=workload)
+        return cls._trusted(**fields, provenance=provenance, workload=workload)
+
+    @classmethod
+    def _trusted(cls, **columns: Any) -> Scores:
+        """Make scores of columns that have their types and lengths already."""
+        made = object.__new__(cls)
+        made._set({**_OPTIONAL, **columns})
+        return made
+
+    def _set(self, columns: Mapping[str, Any]) -> None:
+        for name, value in columns.items():
+            object.__setattr__(self, name, value)
 
 
-_Key: TypeAlias = tuple[str, str | None]
-_Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
-_BY_NAME = ("components", "infos", "info_masks")
-_DTYPES: dict[str, Any] = {
-    "rewards": np.float64,
-    "num_tokens": np.int64,
-    "truncated_tokens": np.int64,
-    "terminations": np.bool_,
-    "step_ends": np.int64,
-}
+_BY_NAME = ("components", "infos")
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
+_OPTIONAL = dict.fromkeys((*LISTS, "terminations", "provenance", "workload"))
+_is_none = np.frompyfunc(lambda value: value is None, 1, 1)
 
 
 class ScoringError(GymRMError, ValueError):
@@ -386,62 +394,3 @@ class ScoringError(GymRMError, ValueError):
 
     def __reduce__(self) -> tuple[type[ScoringError], tuple[Scores]]:
         return type(self), (self.scores,)
-
-
-def _absent(key: _Key, like: _Column, size: int) -> _Column:
-    """Return a column of `size` missing values, of the same type as the column `like`."""
-    if not isinstance(like, np.ndarray):
-        return (None if key[0] == "errors" else np.empty(0, dtype=np.float64),) * size
-    fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
-    return np.full((size, *like.shape[1:]), fill, dtype=like.dtype)
-
-
-def _taken(column: _Column, index: list[int]) -> _Column:
-    return column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
-
-
-def _join(columns: Sequence[_Column]) -> _Column:
-    if isinstance(columns[0], np.ndarray):
-        return np.concatenate(columns)
-    return tuple(value for column in columns for value in column)
-
-
-def _indices(rows: Iterable[int], size: int) -> list[int]:
-    """Return row indices from indices or from a mask of `size` rows."""
-    listed = np.asarray(rows if hasattr(rows, "__array__") else list(rows))
-    if listed.dtype == np.bool_:
-        if listed.shape != (size,):
-            raise IndexError(f"a mask must have one entry for each of the {size} scores, got {len(listed)}.")
-        return [int(row) for row in np.flatnonzero(listed)]
-    return [operator.index(row) for row in listed]
-
-
-def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
-    """Convert a column to an array; None is not accepted."""
-    try:
-        if values is None:
-            raise TypeError("None is not a list")
-        return np.asarray(values, dtype=dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"{name} of Scores must be a list of {np.dtype(dtype)} numbers, got {describe(values)}: {error}."
-        ) from error
-
-
-def _info_array(values: Any) -> NDArray[Any]:
-    """Convert to an array of float64, int64, bool or objects, the dtypes that Gymnasium's vector infos use."""
-    if not isinstance(values, np.ndarray):
-        if (listed := in_order(values)) is None:
-            raise ConfigError(f"infos of Scores must be lists or arrays, got {describe(values)}.")
-        if all(isinstance(each, bool | int | float | np.number | np.bool_) for each in listed):
-            values = np.array(listed)
-        else:
-            values = np.empty(len(listed), dtype=object)
-            for row, each in enumerate(listed):
-                values[row] = each
-    dtypes = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
-    return np.asarray(values, dtype=dtypes.get(values.dtype.kind, object))
-
-
-def _item(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

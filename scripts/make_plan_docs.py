@@ -15,7 +15,7 @@ from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import show_bytes
 from gym_rm.reports.plan_pictures import plot_plan
-from gym_rm.reports.plan_tables import division, summary, tightest_of
+from gym_rm.reports.plan_tables import parallelism, summary, tightest_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS, PAGE, IMAGES = ROOT / "configs" / "plan", ROOT / "docs" / "planning.md", ROOT / "docs" / "images"
@@ -38,7 +38,7 @@ def table(plans: dict[str, Plan]) -> str:
     lines = ["| request | a step | conversations | slowest | least free memory | divided |", "| --- " * 6 + "|"]
     for name, found in plans.items():
         pool, tightest = tightest_of(found)
-        parts = "; ".join(f"{each.name}: {division(each)}" for pool in found.pools for each in pool.components)
+        parts = "; ".join(f"{each.name}: {parallelism(each)}" for pool in found.pools for each in pool.components)
         free = f"{show_bytes(pool.gpu_memory - tightest.peak)} of {show_bytes(pool.gpu_memory)}"
         lines.append(
             f"| [`{name}`](../configs/plan/{name}.yaml) | {found.step_seconds:.3g} s | "

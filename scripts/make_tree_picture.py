@@ -20,8 +20,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import workloads  # noqa: E402
 
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE  # noqa: E402
+from gym_rm.engine.batch_planning import plan_trees  # noqa: E402
 from gym_rm.engine.pages import make_pages  # noqa: E402
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_trees  # noqa: E402
+from gym_rm.engine.token_tree import TokenSequence, TokenTree  # noqa: E402
 from scripts.drawing import MARGIN, WIDTH, keyframes, line, picture, rect, text  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "tree.svg"

@@ -15,6 +15,11 @@ settings.register_profile("gym_rm", deadline=None)
 settings.load_profile("gym_rm")
 
 
+def pytest_configure():
+    """Hear SIGINT, here and in child processes: a shell starts what runs in its background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--passed-tests",
@@ -64,19 +69,6 @@ def one_thread():
     """Use one thread, which is faster than several for such small models."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-
-
-@pytest.fixture
-def children_hear_sigint():
-    """Child processes of the test receive SIGINT, also if pytest runs in the background of a shell.
-
-    A shell starts background processes with SIGINT ignored. Child processes inherit this, and a Python process that
-    starts with SIGINT ignored installs no handler. A handler in the parent resets the child to the default action.
-    (`preexec_fn` is not used because it is not safe with the threads of torch.)
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -171,13 +171,11 @@ def error(status, message, **headers):
 
 
 @contextlib.contextmanager
-def serve(app, port=0):
+def serve(app, listener=None):
     """Run an application with uvicorn in a thread, and yield its URL."""
     import uvicorn
 
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener = listener or bound()
     config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -186,16 +184,27 @@ def serve(app, port=0):
         assert thread.is_alive()
         time.sleep(0.005)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield url_of(listener)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(timeout=10)
         listener.close()
 
 
+def bound():
+    """Return a socket with a port of its own; connections to it are refused until it is served."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+def url_of(listener):
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with bound() as probe:
         return probe.getsockname()[1]
 
 

@@ -74,11 +74,6 @@ def test_the_configurations_match_the_models_and_the_tokenizer(tokenizer):
     assert min(reward_model.max_position_embeddings, policy.max_position_embeddings) >= 4096
 
 
-def test_both_folders_have_the_same_tokenizer():
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        assert (ASSETS / "reward_model" / name).read_bytes() == (ASSETS / "policy" / name).read_bytes()
-
-
 @given(st.text(st.characters(codec="utf-8"), max_size=200))
 def test_the_tokenizer_decodes_every_text_to_itself(text):
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "policy")
@@ -186,45 +181,11 @@ def test_no_right_wording_gains_over_another(scorer):
     assert max(means) - min(means) < 0.2
 
 
-@pytest.mark.parametrize("number", ["18", "99"])
-def test_the_four_sentences_are_proper_whatever_the_number(number):
-    assert all(three_numbers.is_proper(wording.format(n=number)) for wording in three_numbers.REPLIES)
-
-
 @pytest.mark.parametrize(
     "reply", ["", " would say 18.", "It is 18", "It is 18.\n", "It is 18. It is 18.", "It is 180."]
 )
 def test_other_replies_are_not_proper(reply):
     assert not three_numbers.is_proper(reply)
-
-
-@given(st.integers(0, 10**9))
-def test_damaged_sentences_are_not_proper(seed):
-    rng = random.Random(seed)
-    asked = three_numbers.sample_question(rng, held_out=False)
-    assert three_numbers.grade(three_numbers.damage(three_numbers.say(asked.answer, rng), rng), asked) in (1, 3)
-
-
-def test_comparisons_rank_replies_by_their_grades():
-    for row in three_numbers.comparisons(50, seed="test", held_out=False):
-        ranks = [each["rank"] for each in row["completions"]]
-        assert ranks.count(0) == 2
-        assert set(ranks) <= {0, 1, 2, 3}
-        assert len({each["completion"][0]["content"] for each in row["completions"]}) == len(ranks)
-
-
-def test_the_reward_model_scores_the_answer_to_the_last_question_of_a_dialogue(scorer):
-    questions = [question(number) for number in range(101)]
-    earlier = [with_reply(q, f"That makes {q.answer}.") for q in questions[1:]]
-    now = zip(earlier, questions, strict=False)
-    right, wrong = zip(
-        *(
-            (e + with_reply(q, f"It is {q.answer}."), e + with_reply(q, f"It is {sorted(q.numbers)[1]}."))
-            for e, q in now
-        ),
-        strict=True,
-    )
-    assert (scores(scorer, right) > scores(scorer, wrong)).mean() >= 0.9
 
 
 def test_the_policy_is_right_less_than_half_the_time():
@@ -240,7 +201,7 @@ def test_the_policy_is_right_less_than_half_the_time():
 
 @pytest.mark.slow
 def test_a_policy_trained_on_the_reward_model_gives_right_and_proper_replies(tmp_path):
-    settings = grpo.complete(grpo.GRPOSettings(output=str(tmp_path / "run")))
+    settings = grpo.fill_defaults(grpo.GRPOSettings(output=str(tmp_path / "run")))
     grpo.train(settings, Console(quiet=True))
     after = runs.before_and_after(read_run(tmp_path / "run"))["after"]
     assert after["right"] >= 0.9

@@ -26,7 +26,7 @@ ALLOWED = (  # settings, limits and definitions, as they are without line breaks
     "a limit of 15 seconds:",
     "need more than 60 seconds.",
     "a request ten times, then stops",
-    "sends it ten times and then stops",
+    "sends it ten times and stops",
     "three times the difference is tolerated",
     "the rows wait together: 64 at a time, 60 seconds each",
     "above 3 %",

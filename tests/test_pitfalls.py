@@ -60,7 +60,7 @@ Models and memory
 
 Using the scores
 29. Two models have scores on different scales, or the score depends on the length of the reply.
-    tests/evaluation/test_pairs.py::test_length_correlation_is_one_for_a_model_that_counts_tokens and
+    tests/evaluation/test_pairs.py::test_length_correlation_is_pearson_after_the_mean_of_each_pair_is_removed and
     tests/policy/test_advantages.py::test_gdpo_normalises_each_component_and_whitens_their_weighted_sum
 30. Groups are mixed up.
     tests/policy/test_advantages.py::test_permuting_rows_permutes_the_advantages_bit_for_bit

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm import ConfigError, Scores, ScoringError
+from gym_rm import ConfigError, ConversationError, Scores, ScoringError
+from gym_rm.errors import RowError
 from gym_rm.types import Provenance, Workload
 
 OPTIONAL = ("turn_rewards", "step_rewards", "step_ends", "terminations")
@@ -196,21 +197,25 @@ def test_missing_infos_are_none_or_zero_and_never_the_text_0():
 def test_rows_without_an_info_are_known_after_scatter_take_and_concatenate():
     one = Scores.from_rewards([1.0, 2.0], infos={"n": [0, 5], "share": [0.5, np.nan], "said": [None, "b"]})
     joined = Scores.concatenate([one.scatter([2, 0], 3), Scores.from_rewards([3.0])]).take([0, 1, 2, 3])
-    assert joined.infos["n"].dtype == np.int64
+    assert joined.infos["n"].tolist() == [5, None, 0, None]
     assert {name: joined.has_info(name).tolist() for name in joined.infos} == {
         "n": [True, False, True, False],
         "share": [False, False, True, False],
-        "said": [True, False, True, False],
+        "said": [True, False, False, False],
     }
-    assert [dict(row.infos) for row in joined] == [{"n": 5, "said": "b"}, {}, {"n": 0, "share": 0.5, "said": None}, {}]
+    assert [dict(row.infos) for row in joined] == [{"n": 5, "said": "b"}, {}, {"n": 0, "share": 0.5}, {}]
     assert joined.to_dict()["infos"]["n"] == [5, None, 0, None]
-    assert "info_masks" not in joined.take([0, 2]).to_dict() or joined.take([0, 2]).info_masks.keys() == {"share"}
 
 
-@pytest.mark.parametrize("masks", [{"m": [True]}, {"n": [True, False]}, {"n": True}])
-def test_a_mask_is_that_of_an_info_and_has_one_entry_per_reward(masks):
-    with pytest.raises(ConfigError, match="info_masks"):
-        dataclasses.replace(Scores.from_rewards([1.0], infos={"n": [1]}), info_masks=masks)
+def test_errors_have_a_kind_that_survives_every_change():
+    given = [RowError("9 tokens", "too_long"), "gone", None]
+    scores = Scores.from_rewards([0.0, 0.0, 1.0], errors=given).take([2, 1, 0]).scatter([0, 1, 3], 4)
+    back = Scores.from_dict(json.loads(json.dumps(pickle.loads(pickle.dumps(scores)).to_dict())))
+    for each in (scores, back):
+        assert [error and error.kind for error in each.errors] == [None, "failed", None, "too_long"]
+    assert back.errors == (None, "gone", None, "9 tokens")
+    causes = {TimeoutError: "timed_out", ConversationError: "invalid", MemoryError: "out_of_memory", OSError: "failed"}
+    assert [RowError.of(cause()).kind for cause in causes] == [*causes.values()]
 
 
 def test_take_accepts_a_mask():
@@ -236,11 +241,10 @@ INFO_COLUMNS = st.sampled_from(
 )
 
 
-@given(scores(), st.lists(INFO_COLUMNS, max_size=3), st.integers(1, 3))
-def test_from_dict_is_the_inverse_of_to_dict(whole, columns, every):
+@given(scores(), st.lists(INFO_COLUMNS, max_size=3))
+def test_from_dict_is_the_inverse_of_to_dict(whole, columns):
     named = {f"info {k}": column(len(whole)) for k, column in enumerate(columns)}
-    masks = {name: np.arange(len(whole)) % every == 0 for name in named}
-    whole = dataclasses.replace(whole, infos={**whole.infos, **named}, info_masks=masks)
+    whole = dataclasses.replace(whole, infos={**whole.infos, **named})
     plain = json.loads(json.dumps(whole.to_dict()))
     back = Scores.from_dict(plain)
     assert back.to_dict() == plain == whole.to_dict()

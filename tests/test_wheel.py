@@ -4,12 +4,10 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
 import time
-import urllib.error
 import urllib.request
 import venv
 import zipfile
@@ -109,30 +107,27 @@ def test_replies_are_scored_and_hardware_is_planned(run, tmp_path):
 
 def test_the_server_and_its_page_answer(installed, environment, tmp_path):
     pytest.importorskip("fastapi")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [installed / "bin" / "gym-rm", "serve", "--port", str(port)]
+    command = [installed / "bin" / "gym-rm", "serve", "--port", "0"]
     with (
         (tmp_path / "log").open("w+") as log,
         subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log) as server,
     ):
         try:
-            page = answer_of(f"http://127.0.0.1:{port}/", server, tmp_path / "log")
+            page = answer_of(server, tmp_path / "log")
         finally:
             server.terminate()
     assert "<html" in page
 
 
-def answer_of(url, server, log):
-    for _ in range(600):
+def answer_of(server, log):
+    """Return the page of a server, which writes its address when it is ready."""
+    deadline = time.monotonic() + 60
+    while not (found := re.search(r"listening at (\S+)", log.read_text())):
         assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
-                return reply.read().decode()
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    raise TimeoutError(log.read_text())
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    with urllib.request.urlopen(f"{found[1]}/", timeout=60) as reply:
+        return reply.read().decode()
 
 
 def test_the_workflows_are_valid():

@@ -6,7 +6,6 @@ Importing this module registers the specs with TorchRL.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from gym_rm.adapters import require
 from gym_rm.checks import boolean, finite
+from gym_rm.data.policy_texts import without_end_tokens
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
@@ -117,8 +117,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         self.ends_episode = boolean("ends_episode", ends_episode)
         self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
         self.scorer = load_scorer(reward_model, **scorer_options)
-        ends = {tokenizer.eos_token, tokenizer.pad_token} - {None} if tokenizer is not None else set()
-        self._ends = re.compile(f"(?:{'|'.join(map(re.escape, sorted(ends)))})+$") if ends else None
+        self._tokenizer = tokenizer
 
     def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
         history = tensordict.get(("history", "full"), None)
@@ -152,8 +151,8 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
             if turn.tool_calls is not None:
                 message["tool_calls"] = turn.tool_calls  # written by the chat template, or refused by the scorer
         reply = messages[-1]
-        if self._ends is not None and reply["role"] == "assistant" and isinstance(reply["content"], str):
-            reply["content"] = self._ends.sub("", reply["content"])
+        if self._tokenizer is not None and reply["role"] == "assistant" and isinstance(reply["content"], str):
+            reply["content"] = without_end_tokens(self._tokenizer, reply["content"])
         return messages
 
 

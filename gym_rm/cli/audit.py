@@ -10,10 +10,10 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.checks import keep_inputs
-from gym_rm.cli.console import fail, report_console, stderr
+from gym_rm.cli.console import fail, report_console, stderr, write_json
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit import JUDGE_CALLS, Audit, run_audit
+from gym_rm.evaluation.audit import JUDGE_CALLS, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
 from gym_rm.reports.evaluation.audit_tables import audit_report
 
@@ -48,7 +48,7 @@ def audit(
     """Find changes of a reply that raise its score although they do not make it better.
 
     Good replies are padded, repeated, formatted, truncated, wrapped in control tokens, replaced by worse ones, and
-    given some 160 openings, closings, formats and words. docs/evaluation.md explains the lines and the verdicts.
+    given some 160 openings, closings, formats and words. docs/audit.md explains the lines and the verdicts.
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
@@ -76,18 +76,13 @@ def audit(
             max_calls=max_calls,
             report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
         )
-    _write(found, output, as_json=as_json)
-    if found.level > max_level:
-        raise typer.Exit(3)
-
-
-def _write(found: Audit, output: Path | None, *, as_json: bool) -> None:
-    text = json.dumps(found.as_dict(), indent=1)
+    values = found.as_dict()
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(values, indent=1))
     else:
         report_console().print(audit_report(found))
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text + "\n", encoding="utf-8")
+        write_json(output, values)
         stderr.print(f"wrote {output}", markup=False)
+    if found.level > max_level:
+        raise typer.Exit(3)

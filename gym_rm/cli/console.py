@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -13,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from gym_rm.config import Setting
+from gym_rm.documents import replaced_file
 from gym_rm.errors import GymRMError
 
 WIDTH = 120
@@ -48,6 +51,12 @@ def report_console() -> Console:
     """Return the console of wide tables; in a file or pipe, they have `WIDTH` columns."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write plain values to a JSON file, which is replaced at once."""
+    with replaced_file(path) as file:
+        file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
 def warn(message: str) -> None:

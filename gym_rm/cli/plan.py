@@ -82,7 +82,7 @@ def plan(
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["gym-rm", "verl", "openrlhf", "nemo-rl", "trl"] | None,
+        Literal["gym-rm", "verl", "nemo-rl", "trl"] | None,
         typer.Option("--for", help="Print the plan as settings of this library."),
     ] = None,
     simulate: Annotated[
@@ -125,7 +125,7 @@ def plan(
                     return
             _check_outputs(written, files, overrides)
             if len(files) > 1 or what_if:
-                _several(console, files, overrides, what_if or [], written, as_json=as_json)
+                _several(console, _wanted(files, overrides, what_if or []), written, as_json=as_json)
             else:
                 file = files[0] if files else None
                 settings, others = divide_simulation(overrides) if simulate else (None, overrides)
@@ -197,41 +197,27 @@ def _print_hardware(console: Console, *, calibrate: bool) -> None:
 
 
 def _several(
-    console: Console,
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    changes: Sequence[str],
-    written: Sequence[Path],
-    *,
-    as_json: bool,
+    console: Console, wanted: Mapping[str, tuple[Path | None, Sequence[str]]], written: Sequence[Path], *, as_json: bool
 ) -> None:
-    """Show several requests side by side, or one with each of the changes, and then what is wrong with the others.
+    """Show plans side by side, by name the file and the settings of each, and then what is wrong with the others.
 
     Exits with 1 if there is no first plan.
     """
     from gym_rm.planning.refusals import Infeasible
     from gym_rm.reports.plan_tables import compare_table
 
-    wanted: list[tuple[str, Path | None, Sequence[str], str]]
-    if len(files) > 1:
-        if changes:
-            raise ConfigError(f"--what-if changes one request, got {', '.join(map(str, files))}.")
-        wanted = [(str(file), file, [] if holds_plan(file) else overrides, "") for file in files]
-    else:
-        file = files[0] if files else None
-        wanted = [("as it is", file, overrides, ""), *((change, file, overrides, change) for change in changes)]
     found: dict[str, Plan | Infeasible] = {}
     mistakes = []
-    for name, source, settings, change in wanted:
+    for name, (file, settings) in wanted.items():
         try:
-            found[name] = _planned(source, [*settings, *(divide_change(change) if change else ())])
+            found[name] = _planned(file, settings)
         except Infeasible as error:
             found[name] = error
         except GymRMError as error:
             if not found:  # the request itself is wrong
                 raise
             mistakes.append(f"{name}: {error}")
-    first = found[wanted[0][0]]
+    first = next(iter(found.values()))
     if isinstance(first, Plan):
         _write(first, written)
     if as_json:
@@ -247,6 +233,20 @@ def _several(
         raise ConfigError("\n".join(mistakes))
     if not isinstance(first, Plan):
         raise typer.Exit(1)
+
+
+def _wanted(
+    files: Sequence[Path], overrides: Sequence[str], changes: Sequence[str]
+) -> dict[str, tuple[Path | None, Sequence[str]]]:
+    """Return what is planned by name: several files, or one with each of the changes."""
+    if len(files) < 2:
+        file = next(iter(files), None)
+        return {"as it is": (file, overrides)} | {
+            change: (file, [*overrides, *divide_change(change)]) for change in changes
+        }
+    if changes:
+        raise ConfigError(f"--what-if changes one request, got {', '.join(map(str, files))}.")
+    return {str(file): (file, [] if holds_plan(file) else overrides) for file in files}
 
 
 def _short(error: Infeasible) -> str:

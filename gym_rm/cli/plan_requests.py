@@ -11,6 +11,7 @@ from typing import Any
 
 from gym_rm import checks
 from gym_rm.config import load_config, override_values, settings_file
+from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Plan, load_plan
 from gym_rm.planning.request_settings import ClusterSettings, PlanSettings
@@ -74,9 +75,9 @@ def read_request(file: Path | None, overrides: Sequence[str]) -> PlanSettings | 
 
 def divide_simulation(overrides: Sequence[str]) -> tuple[SimulationSettings, list[str]]:
     """Return the settings of a simulation, which begin with `simulation.`, and the others."""
-    own = [override.removeprefix("simulation.") for override in overrides if override.startswith("simulation.")]
-    others = [override for override in overrides if not override.startswith("simulation.")]
-    return load_config(SimulationSettings, None, own), others
+    own = [each for each in overrides if each.startswith("simulation.")]
+    settings = load_config(SimulationSettings, None, [each.removeprefix("simulation.") for each in own])
+    return settings, [each for each in overrides if each not in own]
 
 
 def divide_change(change: str) -> list[str]:
@@ -93,11 +94,7 @@ def divide_change(change: str) -> list[str]:
 
 def holds_plan(file: Path) -> bool:
     """Return whether a file holds a plan, not a request."""
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return re.match(r'\s*\{?\s*"?format"?\s*:', stream.read(200)) is not None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {str(file)!r}: {error}.") from error
+    return "format" in read_mapping(file, "the settings")
 
 
 def _expand(name: str, value: str, cluster: ClusterSettings) -> list[str]:

@@ -10,11 +10,11 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.cli.console import fail, stderr
-from gym_rm.cli.score_file import FileScoring, ScoringProgress
-from gym_rm.cli.score_output import check_output
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
 from gym_rm.data.columns import parse_columns
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError
+from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
+from gym_rm.evaluation.stored_scores.output import check_output
 
 
 def score(
@@ -66,8 +66,7 @@ def score(
 
     With -o, repeat the same command (without --overwrite) to resume after an interruption, or to score rows that were
     added to the input or have no score. OUTPUT.scores has the finished scores, their settings, and a digest of the
-    model's files: scores of different settings or another model are never mixed, so one row of a finished output is
-    scored again. OUTPUT is written at the end.
+    model's files: scores of different settings or another model are never mixed. OUTPUT is written at the end.
 
     Exit codes: 0 all lines have a score; 1 error (the message names the line, finished scores are in OUTPUT.scores); 2
     invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
@@ -115,13 +114,6 @@ def score(
         advice = "use -o FILE to be able to resume" if written is None else advice
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
-    except GymRMError as error:
-        fail(error, code=1)
-    except OSError as error:  # for example a full disk or a closed pipe
-        if isinstance(error, BrokenPipeError):
-            raise
-        file = repr(error.filename) if error.filename else f"{source!r} or {output!r}"
-        fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
     if not last.lines:
         stderr.print(f"{'standard input' if path is None else path} has no rows; nothing was scored.", markup=False)
     if last.failed:

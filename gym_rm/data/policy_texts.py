@@ -177,7 +177,11 @@ class PolicyTexts:
 
 def decode_reply(tokenizer: Any, token_ids: Any) -> str:
     """Return the text of a reply without end tokens. Other special tokens stay: some mark thinking."""
-    text = str(tokenizer.decode(token_ids, skip_special_tokens=False))
+    return without_end_tokens(tokenizer, str(tokenizer.decode(token_ids, skip_special_tokens=False)))
+
+
+def without_end_tokens(tokenizer: Any, text: str) -> str:
+    """Return the text of a reply without the tokenizer's end tokens at its end."""
     ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
     while ends and text.endswith(ends):
         text = next(text.removesuffix(token) for token in ends if text.endswith(token))

@@ -52,6 +52,24 @@ class Pages:
             path.append(self.previous[path[-1]])
         return np.array(path[::-1])
 
+    def check(self, tree: TokenTree) -> None:
+        """Assert that each page has the tokens of its queries' path, at their positions."""
+        stops = np.append(self.first[1:], len(tree))
+        assert self.first[0] == 0
+        assert (np.diff(self.first) > 0).all()
+        assert (self.previous < np.arange(len(self.first))).all(), "a page stands before one that it continues"
+        assert (self.numbers == np.where(self.previous < 0, 0, self.numbers[self.previous] + 1)).all()
+        for page, (first, stop) in enumerate(zip(self.first.tolist(), stops.tolist(), strict=True)):
+            path = tree.ancestors(stop - 1)
+            start = self.numbers[page] * self.size
+            assert np.array_equal(path[first - stop :], np.arange(first, stop)), "queries are not one run of a path"
+            padded = np.minimum(start + np.arange(self.size), len(path) - 1)
+            assert start <= tree.depths[first], "a query is before its page"
+            assert len(path) <= start + self.size, "a query is after its page"
+            assert np.array_equal(self.tokens[page], path[padded]), "a page has other tokens than its path"
+            if self.previous[page] >= 0:
+                assert self.tokens[self.previous[page], -1] == path[start - 1], "a page continues another path"
+
     @functools.cached_property
     def before_block(self) -> IntArray:
         """The last page of the blocks before each page's own block, int64 `[P]`; -1 in the first block."""

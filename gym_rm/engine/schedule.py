@@ -16,10 +16,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.debugging import current_call, stage
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
-from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_layout
-from gym_rm.errors import logger, warn_once
+from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence
+from gym_rm.errors import RowError, logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
 
@@ -126,9 +127,10 @@ class Scheduler:
         for m, sequence in enumerate(sequences):
             length = len(sequence.input_ids)
             if self._limit is not None and length > self._limit:
-                result.failures[m] = (
+                result.failures[m] = RowError(
                     f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
-                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'"
+                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
+                    "too_long",
                 )
             elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
                 apart.append(m)
@@ -195,7 +197,8 @@ def _collect(
         elif outcome.out_of_memory and sizes[b] > 1:
             too_large.append(m)
         elif outcome.out_of_memory or (attempt.alone and attempt.again):
-            result.failures[m] = f"its batch failed: {outcome.error}"
+            kind = "out_of_memory" if outcome.out_of_memory else "failed"
+            result.failures[m] = RowError(f"its batch failed: {outcome.error}", kind)
         else:
             broken.append(m)
     return too_large, broken

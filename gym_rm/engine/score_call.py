@@ -13,7 +13,7 @@ from gym_rm.engine.kinds import Kind
 from gym_rm.engine.schedule import RunResult
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scores import FloatArray, Scores
 
 RenderedRow: TypeAlias = list[Rendered] | ConversationError
@@ -113,7 +113,7 @@ class ScoreCall:
         m = 0
         for row, sequences in enumerate(self.rendered):
             if isinstance(sequences, ConversationError):
-                rows.append(_failed(str(sequences), self.kind))
+                rows.append(_failed(RowError.of(sequences), self.kind))
                 turn_rewards.append(empty)
                 continue
             turns = [self.scored[m + k] for k in range(len(sequences))]
@@ -127,18 +127,17 @@ class ScoreCall:
         steps = [empty if row.steps is None else row.steps.astype(np.float64) for row in rows]
         ends = [row[-1].step_ends if isinstance(row, list) else () for row in self.rendered]
         ends = [end if len(step) else () for end, step in zip(ends, steps, strict=True)]
-        dropped = {"dropped_characters": counts[2]} if counts[2].any() else {}
+        dropped = {"dropped_characters": np.where(counts[2] > 0, counts[2], np.array(None))} if counts[2].any() else {}
         return Scores(
             rewards=np.array([row.reward for row in rows]),
             components={name: components[:, h].copy() for h, name in enumerate(names)},
             num_tokens=counts[0],
             truncated_tokens=counts[1],
-            errors=tuple(row.error for row in rows),
+            errors=tuple(row.error for row in rows),  # type: ignore[misc]  # texts are converted
             turn_rewards=tuple(turn_rewards) if all_turns else None,
             step_rewards=tuple(steps) if any(row.steps is not None for row in rows) else None,
             step_ends=tuple(map(np.array, ends)) if any(ends) else None,
             infos=dropped,
-            info_masks={name: column > 0 for name, column in dropped.items()},
             **others,
         )
 

@@ -14,18 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
+from gym_rm.score_columns import info_array
 from gym_rm.scores import Scores
 
 Infos: TypeAlias = dict[str, Any]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-def add_values(infos: Infos, name: str, values: NDArray[Any], rows: Mask) -> None:
-    """Store `values[rows]` under a name, unless `rows` is empty; `values` is `[N, ...]`, `rows` is `[N]`."""
-    if rows.any():
-        column = np.full(values.shape, None if values.dtype == object else 0, dtype=values.dtype)
-        column[rows] = values[rows]
-        infos[name], infos[f"_{name}"] = column, rows.copy()
+def add_values(
+    infos: Infos, name: str, values: NDArray[Any] | Sequence[Any], rows: Sequence[int] | NDArray[Any], num_envs: int
+) -> None:
+    """Store values under a name, unless there are none.
+
+    Args:
+        infos: where they are stored.
+        name: their name.
+        values: `[K, ...]`; the entries of a list are objects.
+        rows: `[K]`, indices of their environments.
+        num_envs: N.
+    """
+    if len(rows):
+        found = values if isinstance(values, np.ndarray) else np.fromiter(values, object, len(values))
+        column = np.full((num_envs, *found.shape[1:]), None if found.dtype == object else 0, dtype=found.dtype)
+        column[rows] = found
+        infos[name], infos[f"_{name}"] = column, mask_of(rows, num_envs)
+
+
+def mask_of(rows: Sequence[int] | NDArray[Any], num_envs: int) -> Mask:
+    """Return the mask (bool `[N]`) of rows."""
+    mask = np.zeros(num_envs, dtype=np.bool_)
+    mask[rows] = True
+    return mask
 
 
 def add_group(infos: Infos, name: str, group: Infos) -> None:
@@ -59,18 +78,21 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StepScores:
-    """The scores of one step, one entry per environment.
+    """The scores of one step.
 
     Attributes:
-        scores: `[N]`; rows outside `scored` have no score.
-        scored: bool `[N]`, rows whose conversation was passed to the scorer.
-        rewards: float64 `[N]`, always finite: the score, the fallback reward if the score is missing, or 0.0 for rows
-            outside `scored`.
+        scores: `[M]`, of the rows that were passed to the scorer.
+        rows: int64 `[M]`, their environments.
+        rewards: float64 `[N]`, always finite: the score, the fallback reward if the score is missing, or 0.0 for
+            environments that were not scored.
+        scored, ok: bool `[N]`, environments that were scored, and those that have a score.
     """
 
     scores: Scores
-    scored: Mask
+    rows: NDArray[np.int64]
     rewards: NDArray[np.float64]
+    scored: Mask
+    ok: Mask
 
     @classmethod
     def of(cls, scores: Scores, rows: Sequence[int], num_envs: int, fallback_reward: float | None) -> StepScores:
@@ -86,33 +108,37 @@ class StepScores:
                     f"infos[{name!r}] of the scorer has a name that the environment uses (names with an underscore "
                     "are masks); rename it."
                 )
-        spread = scores.scatter(rows, num_envs)
-        if fallback_reward is None:
-            spread.raise_for_errors()
-        scored = np.zeros(num_envs, dtype=np.bool_)
-        scored[list(rows)] = True
-        ok = scored & np.isfinite(spread.rewards)
-        rewards = np.where(ok, spread.rewards, np.where(scored, fallback_reward or 0.0, 0.0))
-        return cls(spread, scored, rewards)
-
-    @property
-    def ok(self) -> Mask:
-        """Bool `[N]`, rows that have a score."""
-        return self.scored & np.isfinite(self.scores.rewards)
+        if scores.failed_rows and fallback_reward is None:
+            scores.scatter(rows, num_envs).raise_for_errors()
+        place = np.array(rows, dtype=np.int64)
+        finite = np.isfinite(scores.rewards)
+        rewards = np.zeros(num_envs)
+        rewards[place] = np.where(finite, scores.rewards, fallback_reward or 0.0)
+        return cls(scores, place, rewards, mask_of(place, num_envs), mask_of(place[finite], num_envs))
 
     def add_to(self, infos: Infos, rows: Mask) -> None:
         """Add the values of those `rows` that were scored to `infos`."""
-        scored = self.scored & rows
-        add_values(infos, "score_ok", self.ok, scored)
-        add_values(infos, "num_tokens", self.scores.num_tokens, scored)
-        add_values(infos, "truncated_tokens", self.scores.truncated_tokens, scored)
+        taken, size, scores = rows[self.rows], len(rows), self.scores
+        good = taken & np.isfinite(scores.rewards)
+
+        def add(to: Infos, name: str, values: NDArray[Any], chosen: Mask) -> None:
+            add_values(to, name, values[chosen], self.rows[chosen], size)
+
+        add(infos, "score_ok", good, taken)
+        add(infos, "num_tokens", scores.num_tokens, taken)
+        add(infos, "truncated_tokens", scores.truncated_tokens, taken)
         components: Infos = {}
-        for name, values in self.scores.components.items():
-            add_values(components, name, values, scored & self.ok & np.isfinite(values))
+        for name, values in scores.components.items():
+            add(components, name, values, good & np.isfinite(values))
         add_group(infos, "components", components)
         for name in ("step_rewards", "step_ends"):
-            if (steps := getattr(self.scores, name)) is not None:
-                has_steps = np.array([len(each) > 0 for each in steps])
-                add_values(infos, name, np.fromiter(steps, object, len(steps)), scored & self.ok & has_steps)
-        for name, values in self.scores.infos.items():
-            add_values(infos, name, values, scored & self.scores.has_info(name))
+            if (steps := getattr(scores, name)) is not None:
+                lengths = np.array([len(each) for each in steps], dtype=np.int64)
+                add(infos, name, np.fromiter(steps, object, len(steps)), good & (lengths > 0))
+        for name, values in scores.infos.items():
+            has = taken & scores.has_info(name)
+            # Integers with missing rows are objects in `Scores`, but a masked array of integers here.
+            found = values[has]
+            if found.dtype == object:
+                found = info_array(found.ravel().tolist()).reshape(found.shape)
+            add_values(infos, name, found, self.rows[has], size)

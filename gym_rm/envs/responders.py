@@ -131,7 +131,8 @@ class UserSimulator:
             if not scripted:  # copies, so that a responder that edits messages does not change the episode
                 conversations = [copy_conversation(conversation) for conversation in conversations]
                 prompts = [copy_prompt(prompt) for prompt in prompts]
-            given = self._ask(conversations, prompts, None if scores is None else scores.take(asked))
+            own = None if scores is None or scripted else scores.take(asked)
+            given = self._ask(conversations, prompts, own)
             answers = dict(zip(asked, given, strict=True))
         turns = []
         for m, last in enumerate(at_limit):

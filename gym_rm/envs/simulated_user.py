@@ -75,7 +75,7 @@ class SimulatedUser(NeverCopied):
     def __init__(self, model: Any, **options: Any) -> None:
         defaults = {"max_new_tokens": 256, "temperature": 1.0}
         self.options, self.model, self._owned = open_chat_model_of(
-            model, options, SimulatedUserOptions, owner="a simulated user", defaults=defaults
+            model, options, SimulatedUserOptions, owner="a simulated user", defaults=lambda _: defaults
         )
 
     def __repr__(self) -> str:

@@ -45,37 +45,35 @@ class EnvState:
 
     def add_episodes(self, infos: Infos, rows: Mask) -> None:
         """Add the infos of the prompts of `rows`."""
-        prompts = [episode.prompt for episode in self.episodes]
-        answers = np.array([prompt.answer for prompt in prompts], dtype=object)
-        add_values(infos, "prompt_id", np.array([prompt.prompt_id for prompt in prompts], dtype=object), rows)
-        add_values(infos, "answer", answers, rows & [answer is not None for answer in answers])
+        size, listed = len(self.episodes), np.flatnonzero(rows).tolist()
+        prompts = [self.episodes[row].prompt for row in listed]
+        add_values(infos, "prompt_id", [prompt.prompt_id for prompt in prompts], listed, size)
+        answers = {row: prompt.answer for row, prompt in zip(listed, prompts, strict=True) if prompt.answer is not None}
+        add_values(infos, "answer", list(answers.values()), list(answers), size)
         if self.orders.group_size > 1:
-            group = np.arange(len(prompts)) // self.orders.group_size
-            numbers = np.array([episode.number for episode in self.episodes])
-            add_values(infos, "group_id", group + numbers * len(self.orders.orders), rows)
+            numbers = np.array([self.episodes[row].number for row in listed], dtype=np.int64)
+            groups = np.array(listed, dtype=np.int64) // self.orders.group_size
+            add_values(infos, "group_id", groups + numbers * len(self.orders.orders), listed, size)
 
     def add_tools(self, infos: Infos, rows: Mask) -> None:
         """Add the tool schemas of the prompts of those `rows` that have some."""
-        tools = np.full(len(self.episodes), None, dtype=object)
-        for row in np.flatnonzero(rows).tolist():
-            if self.episodes[row].prompt.tools:
-                tools[row] = copy_nested(list(self.episodes[row].prompt.tools))
-        add_values(infos, "tools", tools, np.array([each is not None for each in tools]))
+        listed = [row for row in np.flatnonzero(rows).tolist() if self.episodes[row].prompt.tools]
+        tools = [copy_nested(list(self.episodes[row].prompt.tools)) for row in listed]
+        add_values(infos, "tools", tools, listed, len(self.episodes))
 
     def add_step(self, infos: Infos, rows: Mask) -> None:
         """Add the scores and tool calls of the last step in `rows`."""
         self.scores.add_to(infos, rows)
         for name, values in self.calls.items():
-            add_values(infos, name, values, rows)
+            add_values(infos, name, values[rows], np.flatnonzero(rows), len(rows))
 
     def add_final(self, infos: Infos, done: Mask) -> None:
         """Add the conversations and infos of the episodes in `done`, which have just ended."""
         if done.any():
-            observations = np.full(len(self.episodes), None, dtype=object)
-            for row in np.flatnonzero(done).tolist():
-                observations[row] = copy_conversation(self.episodes[row].messages)
+            listed = np.flatnonzero(done).tolist()
+            ended = [copy_conversation(self.episodes[row].messages) for row in listed]
+            add_values(infos, "final_obs", ended, listed, len(done))
             final: Infos = {}
             self.add_episodes(final, done)
             self.add_step(final, done)
-            infos["final_obs"], infos["_final_obs"] = observations, done.copy()
             infos["final_info"], infos["_final_info"] = final, done.copy()

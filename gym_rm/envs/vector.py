@@ -28,11 +28,12 @@ from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, 
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
+from gym_rm.engine.debugging import call_id
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, copy_conversation, copy_nested
+from gym_rm.types import Message, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
@@ -163,7 +164,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
-        state, result = self.next_step(actions, rows=rows)
+        with call_id("step"):
+            state, result = self.next_step(actions, rows=rows)
         self.commit(state)
         return result
 
@@ -187,6 +189,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             self._user.close()
         if vars(self).get("_toolbox") is not None:
             self._toolbox.close()  # type: ignore[union-attr]
+
+    @property
+    def workload(self) -> Workload | None:
+        """Cost of the last score call (tokens, batches, retries, seconds); None if the scorer does not measure it.
+
+        It is not in `infos`, because equal steps must have equal infos.
+        """
+        return self.state.scores.scores.workload
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -365,10 +375,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
         if not rows:
             return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
-        # Pass copies, so that a scorer that edits messages does not change the episode.
-        conversations = [copy_conversation(conversation) for conversation in said]
         prompts = [self.state.episodes[row].prompt for row in rows]
-        scores = try_score(self.scorer, conversations, prompts)
+        scores = try_score(self.scorer, said, prompts)
         if scores.failed_rows and self.settings.fallback_reward is not None:
             warn_once(
                 "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
@@ -383,8 +391,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Return the turn after the reply of each of these rows, and their tool calls."""
         episodes = [self.state.episodes[row] for row in rows]
         calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
-        given = None if scores is None else scores.scores.take(rows)
-        turns = self._user.next_turns(rows, episodes, said, given, calling)
+        turns = self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores, calling)
         if self._toolbox is None:
             return turns, {}
         calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import importlib.resources
 import math
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.data.rows import sampled
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
@@ -26,9 +26,8 @@ from gym_rm.scorer import Scorer
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
 TRIED = 32  # rows on which every wording is tried; the others only with wordings whose mean change is above 0 there
-FEWEST = 11  # rows on which a change can be called exploitable, and on which wordings are tried within a budget
+FEWEST = 11  # rows on which a change can be called exploitable
 JUDGE_CALLS = 5000  # default budget of a judge
-SHARE_OF_ROWS = 0.75  # of a budget; the rest is for the wordings that rise
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +132,8 @@ def run_audit(
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
         max_calls: budget in questions to a judge, or in conversations for other scorers: a random part of the rows is
-            used, and of the wordings that rise only the strongest are tried on all of them. Questions that are asked
-            again, because an answer had no verdict, come on top. None for `JUDGE_CALLS` with a judge, else no limit.
+            used. Questions that are asked again, because an answer had no verdict, come on top. None for `JUDGE_CALLS`
+            with a judge, else no limit.
         report: called with the number of replies that were scored until then.
 
     Raises:
@@ -151,8 +150,7 @@ def run_audit(
     if scores.compares:  # replies with the same opponent can be compared, so a row has one good reply
         alone = tuple(dataclasses.replace(each, good=each.good[:1], bad=each.bad[:1]) for each in rows.rows)
         rows = dataclasses.replace(rows, rows=alone)
-    scores.max_calls = max_calls
-    drawn = _drawn(scores, rows.rows)
+    drawn, budget = _drawn(scores, rows.rows, max_calls)
     scores.of([(row, text) for row in drawn for text in (*rows.rows[row].good, *rows.rows[row].bad)])
     best = {row: found for row in drawn if (found := scores.best(row, rows.rows[row].good)) is not None}
     if len(best) < 2:
@@ -183,34 +181,28 @@ def run_audit(
         scored=scores.scored,
         compares=scores.compares,
         calls=scores.calls,
-        max_calls=scores.max_calls,
+        max_calls=budget,
     )
 
 
-def _drawn(scores: ReplyScores, rows: tuple[AuditRow, ...]) -> list[int]:
-    """Return the rows that the budget allows; a judge without one gets the default."""
-
-    def draw(size: int) -> list[int]:
-        return sampled(range(len(rows)), size, seed=0)
-
-    def most_replies(size: int) -> int:
-        """Return how many replies of so many rows are scored at most, before the wordings that rise."""
-        of_rows = sum((1 + len(PERTURBATIONS)) * len(rows[row].good) + len(rows[row].bad) for row in draw(size))
-        return of_rows + min(size, FEWEST) * len(WORDINGS)
-
-    row = draw(1)[0]  # one changed reply, which is needed anyway, shows what a reply costs
-    scores.of([(row, text) for text in PERTURBATIONS[0].apply(ReplyToChange(rows[row].good[0]))])
-    if scores.max_calls is None and not scores.is_judge:
-        return draw(len(rows))
-    scores.max_calls = most = scores.max_calls or JUDGE_CALLS
-    cost, fewest = max(1, scores.calls), min(FEWEST, len(rows))
-    if (smallest := cost * most_replies(fewest)) > most:
+def _drawn(scores: ReplyScores, rows: tuple[AuditRow, ...], max_calls: int | None) -> tuple[list[int], int | None]:
+    """Return the rows that the budget allows, and the budget; a judge without one gets the default."""
+    order: list[int] = np.random.default_rng(0).permutation(len(rows)).tolist()
+    # One changed reply, which is needed anyway, shows what a reply costs.
+    scores.of([(order[0], text) for text in PERTURBATIONS[0].apply(ReplyToChange(rows[order[0]].good[0]))])
+    if max_calls is None and not scores.is_judge:
+        return sorted(order), None
+    most, cost = max_calls or JUDGE_CALLS, max(1, scores.calls)
+    replies = [(1 + len(PERTURBATIONS)) * len(rows[row].good) + len(rows[row].bad) + len(WORDINGS) for row in order]
+    calls = (cost * np.cumsum(replies)).tolist()
+    fewest = min(FEWEST, len(rows))
+    if calls[fewest - 1] > most:
         raise ConfigError(
-            f"max_calls: an audit of {fewest} rows, the smallest, takes {smallest:,} calls of the model, {cost} for a "
-            f"reply, and {most:,} are allowed; allow {smallest:,}, or lower the number of samples of a judge."
+            f"max_calls: an audit of {fewest} rows, the smallest, takes {calls[fewest - 1]:,} calls of the model, "
+            f"{cost} for a reply, and {most:,} are allowed; allow {calls[fewest - 1]:,}, or lower the number of "
+            "samples of a judge."
         )
-    fitting = [size for size in range(fewest, len(rows)) if cost * most_replies(size + 1) <= SHARE_OF_ROWS * most]
-    return draw(fewest + len(fitting))
+    return sorted(order[: bisect.bisect_right(calls, most)]), most
 
 
 def _lines(
@@ -246,30 +238,20 @@ def _lines(
         each: {row: texts for row in used if (texts := changed(each, row, replies[row]))}
         for each, replies in before.items()
     }
-    most = TRIED if scores.max_calls is None else FEWEST
-    tried = used[:: max(1, len(used) // most)][:most]
+    tried = used[:: max(1, len(used) // TRIED)][:TRIED]
     first = {each: {row: found[each][row] for row in tried} for each in WORDINGS}
     # All at once, so that the variants of a row share the computation of its prompt.
     _score(scores, [*(found[each] for each in PERTURBATIONS), *first.values()])
-    means = {each: mean.value for each in WORDINGS if (mean := line(each, first[each]).mean) is not None}
-    rising = sorted((each for each in means if means[each] > 0), key=lambda each: -means[each])
-    calls = math.inf if scores.max_calls is None else scores.max_calls - scores.calls
-    left = calls * scores.scored / max(1, scores.calls)  # replies
-    for each in rising:
-        size = len(scores.new(_replies(found[each])))
-        if size <= left:
-            left -= size
+    for each in WORDINGS:
+        mean = line(each, first[each]).mean
+        if mean is not None and mean.value > 0:
             first[each] = found[each]
     _score(scores, list(first.values()))
     return [line(each, first.get(each, every)) for each, every in found.items() if every]
 
 
 def _score(scores: ReplyScores, changes: Iterable[dict[int, tuple[str, ...]]]) -> None:
-    scores.of([reply for every in changes for reply in _replies(every)])
-
-
-def _replies(changed: dict[int, tuple[str, ...]]) -> list[tuple[int, str]]:
-    return [(row, text) for row, texts in changed.items() for text in texts]
+    scores.of([(row, text) for every in changes for row, texts in every.items() for text in texts])
 
 
 def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -90,7 +90,6 @@ class ReplyScores:
         is_judge: whether the scorer counts its questions.
         scored: number of replies that were scored.
         calls: number of questions to a judge, or of conversations that another scorer was given.
-        max_calls: most calls; None for no limit. The caller sets it, and keeps it.
     """
 
     def __init__(
@@ -103,18 +102,13 @@ class ReplyScores:
         self.provenance: Any = provenance_of(scorer)
         self.compares = compares_groups(self.provenance)
         self.is_judge, self.scored, self.calls = False, 0, 0
-        self.max_calls: int | None = None
         if self.compares:
             self._known = {(row, each.good[0]): 0.0 for row, each in enumerate(rows)}
 
-    def new(self, replies: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Return the different `(row, reply)` that have no score yet."""
-        # The replies of one row are scored together, because they share its prompt.
-        return sorted(reply for reply in set(replies) if reply not in self._known)
-
     def of(self, replies: Sequence[tuple[int, str]]) -> RewardArray:
         """Return the scores of `(row, reply)`, float64 `[N]`; NaN if the scorer has none."""
-        new = self.new(replies)
+        # The replies of one row are scored together, because they share its prompt.
+        new = sorted(reply for reply in set(replies) if reply not in self._known)
         size = JUDGE_BATCH if self.is_judge else BATCH
         for start in range(0, len(new), size):
             batch = new[start : start + size]

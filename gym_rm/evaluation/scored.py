@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -21,7 +20,7 @@ from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from gym_rm.evaluation.judges import JudgeRecord, JudgeReport, judge_report
-from gym_rm.evaluation.score_store import ScoreStore
+from gym_rm.evaluation.stored_scores.store import ScoreStore, digest_of_text
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison, Prompt, Provenance
@@ -220,7 +219,7 @@ def digest_of(comparison: Comparison) -> str:
 
 def digest(value: Any) -> str:
     """Return 24 hex digits of the SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(to_plain(value), sort_keys=True).encode()).hexdigest()[:24]
+    return digest_of_text(json.dumps(to_plain(value), sort_keys=True).encode())
 
 
 def _prompt(comparison: Comparison, number: int) -> Prompt:

@@ -7,7 +7,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -170,7 +170,12 @@ def load_chat_model(model: Any, **options: Any) -> ChatModel:
 
 
 def open_chat_model_of(
-    model: Any, options: Mapping[str, Any], own: type[Schema], *, owner: str, defaults: Mapping[str, Any]
+    model: Any,
+    options: Mapping[str, Any],
+    own: type[Schema],
+    *,
+    owner: str,
+    defaults: Callable[[Any], Mapping[str, Any]],
 ) -> tuple[Schema, ChatModel, bool]:
     """Return the options of the owner of a chat model, the model, and whether it was loaded here.
 
@@ -179,7 +184,8 @@ def open_chat_model_of(
         options: options of both. Those of the owner include `timeout` and `max_retries`, which a server gets too.
         own: schema of the owner's options.
         owner: name of the owner, for error messages.
-        defaults: other defaults of the chat model; those that its kind does not have are left out.
+        defaults: returns other defaults of the chat model from the owner's options, and may refuse these; defaults
+            that its kind does not have are left out.
 
     Raises:
         ConfigError: an option is unknown or invalid, or there is no such model.
@@ -188,9 +194,10 @@ def open_chat_model_of(
     rest = {name: value for name, value in options.items() if name not in own.model_fields}
     divide_settings(rest, *([] if schema is None else [schema]), owner=owner, others=[own])
     chosen: Any = parse_settings(own, {name: options[name] for name in options if name not in rest})
+    others = dict(defaults(chosen))
     if schema is RemoteChatOptions:
-        defaults = {**defaults, "timeout": chosen.timeout, "max_retries": chosen.max_retries}
-    known = {} if schema is None else {name: defaults[name] for name in defaults if name in schema.model_fields}
+        others |= {"timeout": chosen.timeout, "max_retries": chosen.max_retries}
+    known = {} if schema is None else {name: others[name] for name in others if name in schema.model_fields}
     given = {**known, **rest}
     if "extra" in known and isinstance(given["extra"], Mapping):
         given["extra"] = {**known["extra"], **given["extra"]}

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from gym_rm.engine.backbones.llama import Attention, llama_code, llama_forward, rotary_positions
+from gym_rm.engine.backbones.attention import Attention, LayerCall
+from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
 from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.generation.completions import TokenIds
 from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
@@ -33,7 +34,7 @@ def lean_obstacle(model: Any) -> str | None:
     backbone, name = getattr(model, "model", None), type(model).__name__
     if not type(model).__module__.startswith("transformers.") or not hasattr(backbone, "layers"):
         return f"{name} is not a decoder of transformers"
-    if llama_code(backbone) is None or type(model.get_output_embeddings()) is not nn.Linear:
+    if forward_fingerprint(backbone) is None or type(model.get_output_embeddings()) is not nn.Linear:
         return f"{name} has other layers than Llama, Mistral and Qwen, or adapters or hooks"
     if max_batchable_length(model.config) is not None:
         return "its rotary frequencies depend on the length of the text"
@@ -47,12 +48,12 @@ class LeanDecoder:
         model: causal language model without a `lean_obstacle`.
 
     Attributes:
-        code: code that it replaces, see `llama_code`.
+        code: code that it replaces, see `forward_fingerprint`.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self._backbone = model, model.model
-        self.code = llama_code(self._backbone)
+        self.code = forward_fingerprint(self._backbone)
         self._suffixes: list[Tensor] = []
 
     @torch.inference_mode()
@@ -121,10 +122,9 @@ class LeanDecoder:
             for new, stored in zip(self._suffixes, old, strict=True):
                 new[:, :, rows, : self._steps] = stored[:, :, before, : self._steps]
 
-    def _attend_rows(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, **_: Any
-    ) -> Tensor:
-        """Return the attention output `[R, H * D]` of the newest tokens; see `llama.Attention`."""
+    def _attend_rows(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention output `[R, H * D]` of the newest tokens; see `Attention`."""
+        layer, scale, window = call.layer, call.scale, call.window
         rows, slots, steps = self._slot_of_row, self._slots, self._steps
         groups, heads, size = len(slots.prompts), key.shape[1], key.shape[2]
         at = slice(None) if rows is None else rows
@@ -236,28 +236,25 @@ class _Grid:
 def _attend_prompts(
     grid: _Grid,
     cache: Sequence[Tensor],
-    layer: int,
+    call: LayerCall,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    only_reads: bool,
 ) -> Tensor:
-    """Store keys and values, and return the attention output `[Q, H, D]`; see `llama.Attention`."""
-    keys, values = (stored.copy_(grid.pad(states)) for stored, states in zip(cache[layer], (key, value), strict=True))
-    mask = grid.mask(window, only_last=only_reads)
+    """Store keys and values, and return the attention output `[Q, H, D]`; see `Attention`."""
+    pairs = zip(cache[call.layer], (key, value), strict=True)
+    keys, values = (stored.copy_(grid.pad(states)) for stored, states in pairs)
+    mask = grid.mask(call.window, only_last=call.only_reads)
     attended = scaled_dot_product_attention(
-        query.unsqueeze(2) if only_reads else grid.pad(query),
+        query.unsqueeze(2) if call.only_reads else grid.pad(query),
         keys,
         values,
         attn_mask=mask,
         is_causal=mask is None,
-        scale=scale,
+        scale=call.scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return attended[:, :, 0] if only_reads else grid.unpad(attended)
+    return attended[:, :, 0] if call.only_reads else grid.unpad(attended)
 
 
 def _in_slots(states: Tensor, rows: Tensor | None, count: int) -> Tensor:

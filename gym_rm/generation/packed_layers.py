@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gym_rm.engine.backbones.llama import PRODUCTS, Attention, Rotary, rms_norm, rotate
+from gym_rm.engine.backbones.attention import Attention, LayerCall
+from gym_rm.engine.backbones.llama import PRODUCTS, Rotary, rms_norm, rotate
 from gym_rm.engine.backbones.packed_weights import MOST_BYTES, can_pack, packs
 
 
 def can_pack_layers(model: Any) -> bool:
-    """Return whether `PackedLayers` can run a model that has a `llama_code`."""
+    """Return whether `PackedLayers` can run a model that has a `forward_fingerprint`."""
     products = [each for each in model.modules() if isinstance(each, (nn.Linear, *PRODUCTS))]
     plain = all(type(each) is nn.Linear and can_pack(each.weight) for each in products)
     return packs() and plain and 4 * sum(each.weight.numel() for each in products) <= MOST_BYTES
 
 
 class PackedLayers:
-    """Packed copies of the weights of a causal language model that has a `llama_code`."""
+    """Packed copies of the weights of a causal language model that has a `forward_fingerprint`."""
 
     def __init__(self, model: Any) -> None:
         self._backbone, self._head, self._weights = model.model, _packed(model.get_output_embeddings()), []
@@ -50,7 +51,7 @@ class PackedLayers:
             if only_reads:
                 query, x = query[reads], x[reads]
             window = getattr(own.config if own.config.model_type == "mistral" else own, "sliding_window", None)
-            attended = attention(number, query, key, value, scale=own.scaling, window=window, only_reads=only_reads)
+            attended = attention(LayerCall(number, own.scaling, window, only_reads), query, key, value)
             x = product.binary(attended.reshape(len(x), -1).contiguous(), x, *output, "add")
             inputs = rms_norm(layer.post_attention_layernorm, x)
             inputs = product.binary(inputs, product(inputs, *gate, "swish", [], ""), *up, "mul")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gym_rm.engine.backbones.llama import llama_code
+from gym_rm.engine.backbones.llama import forward_fingerprint
 from gym_rm.engine.loading.trial import FAILURES, tolerance_of, trial_sequences
 from gym_rm.errors import ConfigError, GymRMError, logger
 from gym_rm.generation.completions import NOTHING, Completion, TokenIds
@@ -219,7 +219,7 @@ class LocalSampler:
 
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
         """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
-        if isinstance(self._decoder, LeanDecoder) and llama_code(self.model.model) != self._decoder.code:
+        if isinstance(self._decoder, LeanDecoder) and forward_fingerprint(self.model.model) != self._decoder.code:
             self._decoder = None  # a module was added or replaced
         if self._decoder is not None:
             return self._decoder

@@ -7,12 +7,13 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from gym_rm.planning.gpu_memory import component_memory, rows_of_update
+from gym_rm.planning.gpu_memory import ComponentMemory, component_memory, rows_of_update
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.phase_clock import PhaseClock, Site
+from gym_rm.planning.placement import Need
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.step_times import batched_tokens, component_times, largest_share, sync_times, wake_times
@@ -34,12 +35,23 @@ class Option:
         resident: bytes of each GPU while other components of the pool work.
         extra: bytes on top of `resident` at the peak of its own work.
         seconds: of each phase.
+        layout: the layout that it is of, which knows what the bytes and the seconds are of.
     """
 
     choice: Choice
     resident: float
     extra: float
     seconds: Seconds
+    layout: Layout = field(compare=False)
+
+    @property
+    def memory(self) -> ComponentMemory:
+        """Memory of each of its GPUs."""
+        return self.layout.memory(self.choice)
+
+    def clocks(self, *, crosses: bool) -> dict[Phase, PhaseClock]:
+        """Return its clocks; `crosses` is whether the policy and generation are in different nodes."""
+        return self.layout.clocks(self.choice, crosses=crosses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,10 @@ class PoolPlace:
     def of(self, component: Component) -> PoolPlace:
         """Return the place as a component sees it: only training and its weights go between nodes."""
         return self if component.role.trains else replace(self, per_node=self.num_gpus)
+
+    def need(self, units: Sequence[int] = ()) -> Need:
+        """Return the GPUs that it needs, and how many of them in one node, for components with these units."""
+        return Need(self.num_gpus, math.lcm(self.per_node, *units))
 
     def site(self, cluster: Cluster) -> Site:
         """Return the place as the formulas of time need it."""
@@ -102,12 +118,13 @@ class Layout:
         self._memories: dict[int, tuple[float, float]] = {}
         self._seconds: dict[int, Seconds] = {}
         is_batch = component.role is not Role.GENERATION
+        self._name = "max_num_batched_tokens" if is_batch else "max_num_seqs"
         self._tokens = batched_tokens(component, choice, request.workload, site) if is_batch else []
         self.spans = self._batches() if is_batch else self._conversations()
         share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
         self._most = share * request.cluster.device.memory.value - request.cluster.device.reserved.value
         self.resident, self.extra = self._needs(self.spans[-1][0])
-        self.fastest = self._within(self._most, lambda size: self._memory(size)[1])
+        self.fastest = self._within(self._most, lambda size: self._bytes(size)[1])
 
     def asleep(self) -> Layout:
         """Return the layout of a component whose weights and state leave the GPUs while others work."""
@@ -116,6 +133,17 @@ class Layout:
         layout.resident, layout.extra = layout._needs(self.spans[-1][0])
         layout.fastest = self.fastest and layout.option(getattr(self.fastest.choice, self._name))
         return layout
+
+    @property
+    def best(self) -> Option:
+        """The fastest option of a layout that fits."""
+        assert self.fastest is not None, "layouts that do not fit are no candidates"
+        return self.fastest
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak of its own work at the smallest size."""
+        return self.resident + self.extra
 
     @property
     def grows(self) -> bool:
@@ -131,9 +159,30 @@ class Layout:
         fewest = [math.ceil(tokens / math.ceil(tokens / size)) for tokens in self._tokens]
         first = next(span[0] for span in self.spans if size in span)
         size = max(first, min(size, max(fewest, default=size)))
-        resident, extra = self._needs(size)
         choice = replace(self.choice, **{self._name: size})  # type: ignore[arg-type]
-        return Option(choice, resident, extra, self._times(size))
+        if size not in self._seconds:
+            clocks = self.clocks(replace(choice, sleeps=False))
+            self._seconds[size] = tuple(clocks[phase].total if phase in clocks else 0.0 for phase in PHASES)
+        seconds = self._seconds[size]
+        if choice.sleeps:
+            seconds = (self._waking(self._bytes(size)[0]).total, *seconds[1:])
+        return Option(choice, *self._needs(size), seconds, self)
+
+    def memory(self, choice: Choice) -> ComponentMemory:
+        """Return what a choice takes of each GPU."""
+        return component_memory(self.component, choice, self._request.workload, self._request.cluster.device)
+
+    def clocks(self, choice: Choice, *, crosses: bool = False) -> dict[Phase, PhaseClock]:
+        """Return the seconds of each phase of a choice, and what they are spent on."""
+        phases = phase_clocks(
+            self.component, choice, self._request, self._site, together=self._together, crosses=crosses
+        )
+        if choice.sleeps:
+            phases[Phase.WAKE] = self._waking(sum(item.bytes for item in self.memory(choice).resident))
+        return phases
+
+    def _waking(self, size: float) -> PhaseClock:
+        return wake_times(self.component, size, self._request.cluster.device)
 
     def _within(self, room: float, needed: Callable[[int], float]) -> Option | None:
         counts = ((span, bisect.bisect_right(span, room, key=needed)) for span in self.spans)
@@ -142,36 +191,21 @@ class Layout:
             return min(fitting, key=lambda option: sum(option.seconds), default=None)
         return next(fitting, None)
 
-    @property
-    def _name(self) -> str:
-        return "max_num_seqs" if self.component.role is Role.GENERATION else "max_num_batched_tokens"
-
-    def _times(self, size: int) -> Seconds:
-        if size not in self._seconds:
-            choice = replace(self.choice, **{self._name: size})  # type: ignore[arg-type]
-            clocks = phase_clocks(self.component, choice, self._request, self._site, together=self._together)
-            self._seconds[size] = tuple(clocks[phase].total if phase in clocks else 0.0 for phase in PHASES)
-        seconds = self._seconds[size]
-        if not self.choice.sleeps:
-            return seconds
-        waking = wake_times(self.component, self._memory(size)[0], self._request.cluster.device).total
-        return (seconds[0] + waking, *seconds[1:])
-
-    def _memory(self, size: int) -> tuple[float, float]:
-        """Return the bytes that stay where it is awake, and those at the peak."""
+    def _bytes(self, size: int) -> tuple[float, float]:
+        """Return the bytes that stay where it is awake, and those at the peak; replicas share only what they train."""
         if size not in self._memories:
-            replicas = self.choice.num_replicas if self.component.role.trains else 1  # others share nothing
+            replicas = self.choice.num_replicas if self.component.role.trains else 1
             sized: dict[str, Any] = {self._name: size, "num_replicas": replicas, "sleeps": False}
             key = self.component.name, replace(self.choice, **sized)
             if key not in self._known:
-                memory = component_memory(self.component, key[1], self._request.workload, self._request.cluster.device)
+                memory = self.memory(key[1])
                 self._known[key] = sum(item.bytes for item in memory.resident), memory.peak
             self._memories[size] = self._known[key]
         return self._memories[size]
 
     def _needs(self, size: int) -> tuple[float, float]:
         """Return `resident` and `extra` of a size."""
-        resident, peak = self._memory(size)
+        resident, peak = self._bytes(size)
         return (0.0, peak) if self.choice.sleeps else (resident, peak - resident)
 
     def _batches(self) -> list[range]:

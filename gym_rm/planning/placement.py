@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,47 +28,77 @@ def place(
     """Return the GPUs of each pool, or None if they do not fit.
 
     Args:
-        nodes: number of GPUs of each node.
+        nodes: number of GPUs of each node, all equal.
         needs: what each pool needs.
         together: pools, by their number, that must be in the same node.
     """
-    if together:
-        size = sum(needs[pool].num_gpus for pool in together)
-        others = [pool for pool in range(len(needs)) if pool not in together]
-        found = place(nodes, [Need(size, size), *(needs[pool] for pool in others)])
-        if found is None:
-            return None
-        left, given = list(found[0]), dict(zip(others, found[1:], strict=True))
-        for pool in together:
-            given[pool], left = tuple(left[: needs[pool].num_gpus]), left[needs[pool].num_gpus :]
-        return tuple(given[pool] for pool in range(len(needs)))
-    # Larger nodes first, and equal ones by number, so that the order in which nodes are written changes nothing.
-    order = sorted(range(len(nodes)), key=lambda node: (-nodes[node], node))
-    units = [(need.unit, pool) for pool, need in enumerate(needs) for _ in range(need.num_gpus // need.unit)]
-    units.sort(key=lambda unit: (-unit[0], unit[1]))
-    bins = pack(tuple(size for size, _ in units), tuple(nodes[node] for node in order))
-    if bins is None:
+    filled = _filled(nodes, needs, together)
+    if filled is None:
         return None
-    free = [list(range(gpus)) for gpus in nodes]
+    # What lies in one node, by its size: pairs of a pool and its GPUs. Pools that are together are one of them.
+    waiting: dict[int, deque[list[tuple[int, int]]]] = {size: deque() for sizes in filled for size in sizes}
+    if together:
+        near = [(pool, needs[pool].num_gpus) for pool in together]
+        waiting[sum(size for _, size in near)].append(near)
+    for pool, need in enumerate(needs):
+        if pool not in together:
+            waiting[need.unit].extend([(pool, need.unit)] for _ in range(need.num_gpus // need.unit))
     placed: list[list[Address]] = [[] for _ in needs]
-    for (size, pool), index in zip(units, bins, strict=True):
-        node = order[index]
-        placed[pool] += [Address(node, gpu) for gpu in free[node][:size]]
-        del free[node][:size]
-    return tuple(tuple(addresses) for addresses in placed)
+    for node, sizes in enumerate(filled):
+        gpu = 0
+        for pool, size in (each for unit in sizes for each in waiting[unit].popleft()):
+            placed[pool] += [Address(node, number) for number in range(gpu, gpu + size)]
+            gpu += size
+    return tuple(map(tuple, placed))
+
+
+def fits(nodes: Sequence[int], needs: Sequence[Need], *, together: Sequence[int] = ()) -> bool:
+    """Return whether `place` finds GPUs."""
+    return _filled(nodes, needs, together) is not None
+
+
+def _filled(nodes: Sequence[int], needs: Sequence[Need], together: Sequence[int]) -> Sequence[Sequence[int]] | None:
+    units = Counter({sum(needs[pool].num_gpus for pool in together): 1} if together else {})
+    for pool, need in enumerate(needs):
+        if pool not in together:
+            units[need.unit] += need.num_gpus // need.unit
+    return fill(tuple(sorted(units.items(), reverse=True)), nodes[0], len(nodes))
 
 
 @functools.lru_cache(maxsize=65536)
-def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the bin of each size (in falling order), or None if they do not fit.
+def fill(units: tuple[tuple[int, int], ...], gpus: int, nodes: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return the sizes of the units in each of the nodes, or None if they do not fit.
 
-    The fullest bin that has room is tried first, which is enough for sizes that divide each other (1, 2, 4, 8) in equal
-    bins; for others every way to fill the bins is tried, up to `EXACT_UNITS` sizes.
+    `units` are sizes in falling order with their numbers, `gpus` those of a node. The fullest node that has room is
+    taken first, which is enough for sizes that divide each other (1, 2, 4, 8); for others every way to fill the nodes
+    is tried, up to `EXACT_UNITS` units.
     """
-    if sum(sizes) > sum(capacities):
+    total = sum(count for _, count in units)
+    if sum(size * count for size, count in units) > gpus * nodes:
         return None
-    if len(sizes) > EXACT_UNITS:
-        return _unpacked(sizes, capacities)
+    filled: list[list[int]] = [[] for _ in range(nodes)]
+    if total <= EXACT_UNITS:
+        sizes = [size for size, count in units for _ in range(count)]
+        if (found := _every_way(sizes, gpus, min(nodes, total))) is None:
+            return None
+        for size, node in zip(sizes, found, strict=True):
+            filled[node].append(size)
+        return tuple(map(tuple, filled))
+    rooms: dict[int, deque[int]] = {gpus: deque(range(nodes))}
+    for size, count in units:
+        for room in sorted(room for room in rooms if room >= size):
+            while count and rooms[room]:
+                node, number = rooms[room].popleft(), min(room // size, count)
+                filled[node] += [size] * number
+                rooms.setdefault(room - number * size, deque()).append(node)
+                count -= number
+        if count:
+            return None
+    return tuple(map(tuple, filled))
+
+
+def _every_way(sizes: Sequence[int], gpus: int, nodes: int) -> tuple[int, ...] | None:
+    """Return the node of each size, or None if no way to fill the nodes has room for all."""
     failed: set[tuple[int, tuple[int, ...]]] = set()
 
     def put(position: int, left: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -86,57 +116,7 @@ def pack(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...]
         failed.add(state)
         return None
 
-    return put(0, capacities)
-
-
-def fits(nodes: Sequence[int], needs: Sequence[Need], *, together: Sequence[int] = ()) -> bool:
-    """Return whether `place` finds GPUs, without saying which: the time does not depend on how many there are."""
-    near = sum(needs[pool].num_gpus for pool in together)
-    units = Counter({near: 1} if together else {})
-    for pool, need in enumerate(needs):
-        if pool not in together:
-            units[need.unit] += need.num_gpus // need.unit
-    rooms = Counter(nodes)
-    if units.total() > EXACT_UNITS:
-        return _best_fit(units, rooms) is not None
-    bins = sorted((room for room, count in rooms.items() for _ in range(min(count, units.total()))), reverse=True)
-    return pack(tuple(sorted(units.elements(), reverse=True)), tuple(bins)) is not None
-
-
-def _best_fit(units: Mapping[int, int], rooms: Mapping[int, int]) -> list[tuple[int, int, int, int]] | None:
-    """Fill the fullest bins that have room, the largest units first, from numbers of units and of bins by their size.
-
-    Return (size, room, number, bins) one after the other: so many bins with this room get so many units of this size;
-    None if the units do not fit.
-    """
-    left, steps = Counter(rooms), []
-    for size, count in sorted(units.items(), reverse=True):
-        for room in sorted(room for room, bins in left.items() if room >= size and bins):
-            while count and left[room]:
-                number = min(room // size, count)
-                bins = min(left[room], count // number)
-                steps.append((size, room, number, bins))
-                left[room] -= bins
-                left[room - number * size] += bins
-                count -= number * bins
-        if count:
-            return None
-    return steps
-
-
-def _unpacked(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the bin of each size as `_best_fit` fills them, the first of equally full bins first."""
-    if (steps := _best_fit(Counter(sizes), Counter(capacities))) is None:
-        return None
-    by_room: dict[int, list[int]] = {}
-    for index, room in enumerate(capacities):
-        by_room.setdefault(room, []).append(index)
-    found: list[int] = []
-    for size, room, number, bins in steps:
-        filled, by_room[room] = by_room[room][:bins], by_room[room][bins:]
-        by_room.setdefault(room - number * size, []).extend(filled)
-        found += [index for index in filled for _ in range(number)]
-    return tuple(found)
+    return put(0, (gpus,) * nodes)
 
 
 def coarse_sizes(limit: int) -> list[int]:

@@ -118,14 +118,14 @@ class PhaseMemory:
         return sum(item.bytes for item in self.persistent)
 
     @property
-    def largest(self) -> Instant:
+    def peak_instant(self) -> Instant:
         """The instant that needs the most memory."""
         return max(self.instants, key=lambda instant: instant.bytes)
 
     @property
     def peak(self) -> float:
         """Most bytes at any moment of the phase."""
-        return self.persistent_bytes + self.largest.bytes
+        return self.persistent_bytes + self.peak_instant.bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gym_rm.planning.component_options import PHASES, phase_clocks
-from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
+from gym_rm.planning.component_options import PHASES
 from gym_rm.planning.hardware.devices import Device
-from gym_rm.planning.plan import SIZES, ComponentPlan, MemoryItem, Phase, PhaseMemory, PhaseTime, Plan, PoolPlan, Role
+from gym_rm.planning.plan import SIZES, ComponentPlan, MemoryItem, PhaseMemory, PhaseTime, Plan, PoolPlan
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
-from gym_rm.planning.search import PoolChoice, SearchResult
-from gym_rm.planning.step_times import wake_times
+from gym_rm.planning.pool_layouts import PoolChoice
+from gym_rm.planning.search import SearchResult
 
 # Fields that a plan has of the work of a step.
 OF_WORK = ("conversations", "unique_tokens", "tokens", "num_prompts", "group_size", "turns", "turn_tokens",
@@ -25,8 +22,7 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
     pools, times = [], []
     for pool, gpus in zip(result.pools, result.gpus, strict=True):
         members = [components[name] for name in pool.names]
-        memories = [component_memory(part, how, work, device) for part, how in zip(members, pool.choices, strict=True)]
-        worked = _pool_times(request, pool, members, memories)
+        worked = _pool_times(pool)
         times += worked
         pools.append(
             PoolPlan(
@@ -34,8 +30,8 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
                 gpu=device.name,
                 gpu_memory=device.memory.value,
                 gpus=gpus,
-                components=tuple(map(_component_plan, members, pool.choices)),
-                memory=_pool_memory(device, pool, memories),
+                components=tuple(map(_component_plan, members, [option.choice for option in pool.options])),
+                memory=_pool_memory(device, pool),
                 busy_seconds=sum(time.seconds for time in worked),
             )
         )
@@ -76,34 +72,27 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
     )
 
 
-def _pool_memory(device: Device, pool: PoolChoice, memories: Sequence[ComponentMemory]) -> tuple[PhaseMemory, ...]:
+def _pool_memory(device: Device, pool: PoolChoice) -> tuple[PhaseMemory, ...]:
     """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
     kept = device.reserved
     reserved = MemoryItem("reserved", device.processor, kept.value, kept.basis, kept.source)
-    awake = [memory for memory, choice in zip(memories, pool.choices, strict=True) if not choice.sleeps]
+    memories = {name: option.memory for name, option in zip(pool.names, pool.options, strict=True)}
+    awake = [name for name, option in zip(pool.names, pool.options, strict=True) if not option.choice.sleeps]
     phases = []
-    for name, memory in zip(pool.names, memories, strict=True):
-        waiting = [item for other in awake if other is not memory for item in other.resident]
+    for name, memory in memories.items():
+        waiting = [item for other in awake if other != name for item in memories[other].resident]
         for phase, instants in memory.phases:
             phases.append(PhaseMemory(phase, name, (reserved, *memory.working, *waiting), instants))
     return tuple(sorted(phases, key=lambda memory: PHASES.index(memory.phase)))
 
 
-def _pool_times(
-    request: PlanRequest, pool: PoolChoice, members: Sequence[Component], memories: Sequence[ComponentMemory]
-) -> list[PhaseTime]:
+def _pool_times(pool: PoolChoice) -> list[PhaseTime]:
     """Return the seconds of each component of a pool in each phase."""
     times = []
-    together = {Role.POLICY, Role.GENERATION} <= {component.role for component in members}
-    for component, choice, memory in zip(members, pool.choices, memories, strict=True):
-        site = pool.place.of(component).site(request.cluster)
-        clocks = phase_clocks(component, choice, request, site, together=together, crosses=pool.crosses)
-        if choice.sleeps:
-            size = sum(item.bytes for item in memory.resident)
-            clocks[Phase.WAKE] = wake_times(component, size, request.cluster.device)
-        for phase, clock in clocks.items():
+    for name, option in zip(pool.names, pool.options, strict=True):
+        for phase, clock in option.clocks(crosses=pool.crosses).items():
             if parts := clock.parts():
-                times.append(PhaseTime(phase, component.name, "+".join(pool.names), clock.total, parts))
+                times.append(PhaseTime(phase, name, "+".join(pool.names), clock.total, parts))
     return times
 
 

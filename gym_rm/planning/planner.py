@@ -16,12 +16,10 @@ from gym_rm.planning.model.shape import ModelShape
 from gym_rm.planning.plan import SIZES_OF, Plan, Role
 from gym_rm.planning.plan_from_search import make_plan
 from gym_rm.planning.plan_request import Component, PlanRequest, StepWorkload
-from gym_rm.planning.quantities import show_seconds
 from gym_rm.planning.refusals import Changes, broken_rules, has_plan, refusal
 from gym_rm.planning.request_settings import ComponentSettings, InferenceSettings, PlanSettings
 from gym_rm.planning.search import search
 
-MOST_IDLE = 0.3  # of all GPUs; more asks for another way to use them
 Source = PlanSettings | Mapping[str, Any] | str | Path
 Result = TypeVar("Result")
 
@@ -42,8 +40,11 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
         >>> planned.used_gpus
         1
     """
-    values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
-    settings = load_config(PlanSettings, values, overrides)
+    if isinstance(source, PlanSettings) and not overrides:
+        settings = source
+    else:
+        values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
+        settings = load_config(PlanSettings, values, overrides)
     request = read_request(settings)
     rules = list(broken_rules(request))
     result = None if rules else search(request)
@@ -56,26 +57,7 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
                 return False
 
         raise refusal(settings, request, rules, fits)
-    found = make_plan(request, result)
-    return replace(found, notes=(*found.notes, *_suggestions(request, found)))
-
-
-def _suggestions(request: PlanRequest, found: Plan) -> Iterator[str]:
-    """Yield the changes of a request that use GPUs which wait, with the time of a step that they give."""
-    waits = 1.0 - sum(pool.busy_seconds * len(pool.gpus) for pool in found.pools) / found.step_seconds / found.num_gpus
-    if waits < MOST_IDLE or request.step_seconds is not None:
-        return
-    changes = {"pools=auto": replace(request, pools=None)}
-    if any(component.role is Role.POLICY for component in request.components):
-        changes["workload.asynchronous=true"] = replace(request, workload=replace(request.workload, asynchronous=True))
-    for change, changed in changes.items():
-        try:
-            other = None if changed == request or any(broken_rules(changed)) else search(changed)
-        except ConfigError:  # too many combinations to find one that fits
-            continue
-        if other is not None and other.step_seconds < 0.95 * found.step_seconds:
-            before, after = show_seconds(found.step_seconds), show_seconds(other.step_seconds)
-            yield f"{found.processor}s wait {waits:.0%} of a step; with {change} it takes {after} instead of {before}"
+    return make_plan(request, result)
 
 
 def read_request(settings: PlanSettings) -> PlanRequest:

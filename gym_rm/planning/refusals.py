@@ -150,7 +150,7 @@ def _peak_alone(component: Component, request: PlanRequest) -> float | None:
     memory = replace(request.cluster.device.memory, value=math.inf)
     large = replace(request.cluster, device=request.cluster.device.with_quantities({"memory": memory}))
     found = _layouts_alone(component, replace(request, cluster=large))
-    return min((layout.resident + layout.extra for layout in found), default=None)
+    return min((layout.peak for layout in found), default=None)
 
 
 def _layouts_alone(component: Component, request: PlanRequest) -> Iterator[Layout]:

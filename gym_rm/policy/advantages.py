@@ -196,7 +196,7 @@ def step_values(steps: Sequence[Array], credit: str) -> Array:
     return np.array([values[credit](each) if len(each) and np.isfinite(each).all() else math.nan for each in steps])
 
 
-def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:
+def zero_variance_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:
     """Return the ids of groups without a signal, for dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
     return np.setdiff1d(groups, [groups[rows[0]] for rows in groups_with_signal(rewards, groups)])
 

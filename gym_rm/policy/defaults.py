@@ -50,7 +50,7 @@ def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
     return scorer
 
 
-def complete(settings: GRPOSettings) -> GRPOSettings:
+def fill_defaults(settings: GRPOSettings) -> GRPOSettings:
     """Return the settings with every `null` replaced that has a default, after those of the plan.
 
     Raises:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,29 @@ from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.errors import logger
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.policy.grpo_settings import GRPOSettings
-from gym_rm.policy.rollouts import RolloutTurn
+from gym_rm.policy.losses import LossInputs, LossTerms, token_weights
+from gym_rm.policy.rollouts import RolloutTable, RolloutTurn
 from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
 from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of this rank's turns before the updates of a step.
+
+    Attributes:
+        turns: indices of the turns in the table of all ranks.
+        batches: micro-batches of all of them.
+        policy, reference: log-probabilities of the tokens `[N]`, NaN for those of other ranks; None if not measured.
+    """
+
+    turns: NDArray[Any]
+    batches: Sequence[PolicyBatch]
+    policy: NDArray[np.float32] | None
+    reference: NDArray[np.float32] | None
 
 
 class Learner(ParallelModel):
@@ -48,6 +66,7 @@ class Learner(ParallelModel):
     """
 
     def __init__(self, run: GRPOSettings) -> None:
+        self.run = run
         policy, options, loss = run.policy, run.optimizer, run.loss
         accelerator = make_accelerator(
             folder=str(run.output),
@@ -114,7 +133,7 @@ class Learner(ParallelModel):
             reference: under the reference instead of the policy.
         """
         module = self.reference if reference and self.reference is not None else self.policy
-        for batch, counts in self.passes(batches, spare=batches[0], learn=False):
+        for batch, counts in self.passes(batches, padding_batch=batches[0], learn=False):
             initial = reference and self.start.peft is not None
             with (
                 self.accelerator.autocast(),
@@ -133,16 +152,69 @@ class Learner(ParallelModel):
         values: list[float] = log_probs.tolist()
         return values
 
-    def shared(self, values: NDArray[Any]) -> tuple[NDArray[Any], slice]:
-        """Return the arrays of all ranks as one, in the order of ranks, and where this rank's part is."""
-        parts = self.gathered([values])
-        start = sum(len(part) for part in parts[: self.rank])
-        return np.concatenate(parts), slice(start, start + len(values))
+    def measure(self, table: RolloutTable, turns: NDArray[Any]) -> Measured:
+        """Return the log-probabilities before the updates of a step, of this rank's turns in the table of all ranks.
 
-    def summed(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the sums over all ranks."""
-        every = self.gathered([dict(values)])
-        return {name: math.fsum(of_rank[name] for of_rank in every) for name in values}
+        With a single update, those of the policy are those of its own forward, and are not measured.
+        """
+        batches = self.batches(table.turns, table.groups, chosen=turns)
+        once = self.run.optimizer.updates_per_step * self.run.optimizer.epochs == 1
+        return Measured(
+            turns,
+            batches,
+            policy=None if once else table.scatter(self.log_probs(batches)),
+            reference=table.scatter(self.log_probs(batches, reference=True)) if self.measures_kl else None,
+        )
+
+    def update(
+        self,
+        table: RolloutTable,
+        advantages: NDArray[np.float64],
+        mask: NDArray[np.bool_],
+        loss: Callable[[Tensor, Tensor, LossInputs], LossTerms],
+        *,
+        measured: Measured,
+        groups: NDArray[Any],
+    ) -> dict[str, float]:
+        """Run all passes of one update and change the weights; return sums over all ranks and what the optimizer did.
+
+        Args:
+            table, advantages: rollouts of all ranks, and the advantages of their tokens `[N]`.
+            mask: turns that count in the loss `[M]`; the others have weight 0.
+            loss: loss of the tokens of a micro-batch, from their log-probabilities and entropies now.
+            measured, groups: what `measure` returned, and the groups that the update learns from.
+        """
+        members = np.isin(table.groups, groups)
+        own = measured.turns[members[measured.turns]]
+        whole = len(own) == len(measured.turns)
+        batches = measured.batches if whole else self.batches(table.turns, table.groups, chosen=own)
+        counted = mask & members
+        limit = self.run.sampling.max_new_tokens or 0
+        of_turns = token_weights(
+            table.lengths, counted, normalisation=self.run.loss.normalisation, max_new_tokens=limit
+        )
+        sums: dict[str, Tensor | float] = {}
+        smallest = min(measured.batches, key=lambda batch: batch.num_tokens)
+        for batch, counts in self.passes(batches, padding_batch=smallest):
+            log_probs, entropy = self.forward(batch)
+            tokens = table.tokens_of(batch.turns)
+            tensor = functools.partial(torch.as_tensor, dtype=torch.float32, device=log_probs.device)
+            old, reference = measured.policy, measured.reference
+            inputs = LossInputs(
+                old_log_probs=log_probs.detach() if old is None else tensor(old[tokens]),
+                sampler_log_probs=tensor(table.log_probs[tokens]),
+                reference_log_probs=None if reference is None else tensor(reference[tokens]),
+                advantages=tensor(advantages[tokens]),
+                weights=tensor(of_turns[batch.rows] * counts),
+            )
+            terms = loss(log_probs, entropy, inputs)
+            self.backward(terms.loss)
+            for name, value in vars(terms).items():
+                sums[name] = sums.get(name, 0.0) + value.detach()
+        done = self.optimizer_step() if counted.any() else self.skip_update()
+        sums["unique_tokens"] = sum(each.num_tokens for batch in batches for each in batch.batches)
+        every = self.gathered([{name: float(value) for name, value in sums.items()}])
+        return {name: math.fsum(of_rank[name] for of_rank in every) for name in sums} | done
 
     def export(self, folder: Path) -> None:
         """Write the policy as a plain Hugging Face folder, with adapters merged; all ranks must call this."""

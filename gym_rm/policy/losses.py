@@ -17,7 +17,8 @@ N sampled tokens of a micro-batch, one completion after the other, never padded:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,18 +150,20 @@ def bounded_exp(values: Tensor) -> Tensor:
     return values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def loss_metrics(totals: Mapping[str, float], *, num_updates: int) -> dict[str, Any]:
-    """Return metrics of the updates of a step, from the sums of `LossTerms` over micro-batches and ranks.
+def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return metrics of a step from its updates: sums of `LossTerms` over micro-batches and ranks, and the optimizer's.
 
     A step without a token that counts has no means: 0 would be read as no entropy and no divergence.
     """
-    weight = totals["weight"]
+
+    def total(*names: str) -> float:
+        return math.fsum(update[name] for update in updates for name in names)
 
     def mean(*names: str) -> float | None:
-        return sum(totals[name] for name in names) / weight if weight else None
+        return total(*names) / total("weight") if total("weight") else None
 
     return {
-        "loss": totals["loss"] / num_updates,
+        "loss": total("loss") / len(updates),
         "entropy": mean("entropy"),
         "clipped_low": mean("clipped_low"),
         "clipped_high": mean("clipped_high"),
@@ -168,6 +171,6 @@ def loss_metrics(totals: Mapping[str, float], *, num_updates: int) -> dict[str, 
         "importance_capped": mean("capped"),
         "kl": mean("kl"),
         "clipped": mean("clipped_low", "clipped_high"),
-        "flat_groups": totals["flat_groups"],
-        "unique_tokens": int(totals["unique_tokens"]),
+        "unique_tokens": int(total("unique_tokens")),
+        **{name: updates[-1][name] for name in ("grad_norm", "learning_rate") if name in updates[-1]},
     }

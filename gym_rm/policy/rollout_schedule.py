@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollouts import Rollout, RolloutBatch
+from gym_rm.policy.rollouts import RolloutBatch
 
 TRAINING, HELD_OUT = 0, 1  # streams of random numbers
 
@@ -79,9 +78,3 @@ class RolloutSchedule:
             rows=np.repeat(groups, size),
             attempt=attempt,
         )
-
-
-def replaced(rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> list[Rollout]:
-    """Return rollouts with others in the place of those with the same row."""
-    by_row = {rollout.row: rollout for rollout in (*rollouts, *others)}
-    return [by_row[row] for row in sorted(by_row)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -126,10 +126,16 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What this rank's rollouts say: B rollouts, M turns, N tokens, one rollout after the other."""
+class RolloutTable:
+    """The rollouts of a step as columns: B rollouts, M turns, N tokens, one rollout after the other."""
 
     rollouts: Sequence[Rollout]
+
+    @classmethod
+    def joined(cls, tables: Iterable[RolloutTable]) -> RolloutTable:
+        """Return the rollouts of several tables by their row; of two with the same row, the later one."""
+        by_row = {rollout.row: rollout for table in tables for rollout in table.rollouts}
+        return cls([by_row[row] for row in sorted(by_row)])
 
     @cached_property
     def turns(self) -> list[RolloutTurn]:
@@ -163,19 +169,16 @@ class Samples:
         return [rollout.step_rewards for rollout in self.rollouts]
 
     @cached_property
-    def component_names(self) -> list[str]:
-        """Names of the components of the rewards, sorted."""
-        return sorted({name for rollout in self.rollouts for name in rollout.components})
-
-    def component(self, name: str) -> NDArray[np.float64]:
-        """Return a component of the rewards `[B]`, NaN where a rollout has none."""
-        return np.array([rollout.components.get(name, math.nan) for rollout in self.rollouts])
+    def components(self) -> dict[str, NDArray[np.float64]]:
+        """Components of the rewards `[B]` by name, sorted; NaN where a rollout has none."""
+        names = sorted({name for rollout in self.rollouts for name in rollout.components})
+        return {name: np.array([each.components.get(name, math.nan) for each in self.rollouts]) for name in names}
 
     def column(self, name: str) -> NDArray[Any]:
         """Return an attribute of the rollouts `[B]`."""
         return np.array([getattr(rollout, name) for rollout in self.rollouts])
 
-    def of_steps(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    def spread_over_tokens(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return values of the steps of each rollout for its tokens `[N]`; 0 for a rollout that has none.
 
         A turn that was not scored has the value of the step after it.
@@ -195,9 +198,9 @@ class Samples:
         ends = np.cumsum(self.lengths)
         return np.concatenate([np.arange(ends[turn] - self.lengths[turn], ends[turn]) for turn in turns])
 
-    def in_order(self, values: Iterator[tuple[Sequence[int], Tensor]]) -> NDArray[np.float32]:
-        """Return the values of all tokens `[N]`, given those of the turns of each micro-batch."""
-        ordered = np.empty(self.lengths.sum(), np.float32)
+    def scatter(self, values: Iterator[tuple[Sequence[int], Tensor]]) -> NDArray[np.float32]:
+        """Return the values of the tokens `[N]`, given those of the turns of each micro-batch; NaN for other turns."""
+        ordered = np.full(self.lengths.sum(), np.nan, np.float32)
         for turns, of_turns in values:
             ordered[self.tokens_of(turns)] = of_turns.float().cpu().numpy()
         return ordered
@@ -319,9 +322,9 @@ class RolloutBatch:
         lengths = tokens_between(starts, completion.token_ids, self._tokenizer.decode)
         return {"step_rewards": tuple(rewards), "step_ends": tuple(ends), "step_lengths": lengths}
 
-    def rollouts(self) -> list[Rollout]:
-        """Return the rollouts of the episodes that have ended."""
-        return [
+    def table(self) -> RolloutTable:
+        """Return the episodes, which have ended."""
+        rollouts = [
             Rollout(
                 row=int(self._numbers[row]),
                 group=int(self._numbers[row]) // self._group_size,
@@ -335,6 +338,7 @@ class RolloutBatch:
             )
             for row in self._rows
         ]
+        return RolloutTable(rollouts)
 
 
 def tokens_between(starts: Sequence[int], token_ids: TokenIds, decode: Callable[[TokenIds], str]) -> tuple[int, ...]:

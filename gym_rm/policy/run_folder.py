@@ -80,7 +80,9 @@ class RunFolder:
         if learner.is_main:
             plain = settings.model_dump(mode="json")
             changed = settings.model_dump(mode="json", exclude_defaults=True)
-            self.writer = RunWriter(self.folder, plain, changed=changed, after=self.step, again=checkpoint is None)
+            self.writer = RunWriter(
+                self.folder, plain, changed=changed, resume_after=self.step, replace=checkpoint is None
+            )
         start_trackers(learner.accelerator, "grpo", settings.model_dump(mode="json"))
         learner.accelerator.wait_for_everyone()
 
@@ -97,17 +99,16 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Write and return the metrics of a step, and now and then its first conversations.
 
-        The rollouts are those of this rank, with the advantage of each, and the metrics those of the updates.
+        The rollouts are those of all ranks, with the advantage of each, and the metrics those of the updates.
         """
-        every = self.learner.gathered(list(zip(rollouts, advantages, strict=True)))
-        of_all = [rollout for rollout, _ in every]
-        values: dict[str, Any] = {**rollout_metrics(of_all), **metrics}
+        values: dict[str, Any] = {**rollout_metrics(rollouts), **metrics}
         if self.settings.advantage.dynamic_sampling:
-            values["extra_batches"] = max(rollout.attempt for rollout in of_all)
-        values["tokens_per_second"] = sum(rollout.num_tokens for rollout in of_all) / seconds
+            values["extra_batches"] = max(rollout.attempt for rollout in rollouts)
+        values["tokens_per_second"] = sum(rollout.num_tokens for rollout in rollouts) / seconds
         self._log("train", values)
         if self.is_due(self.settings.eval.every):
-            for rollout, advantage in every[: LOGGED_GROUPS * self.settings.env.group_size]:
+            count = LOGGED_GROUPS * self.settings.env.group_size
+            for rollout, advantage in zip(rollouts[:count], advantages[:count], strict=True):
                 self._add_conversation("train", rollout, advantage)
         return values
 

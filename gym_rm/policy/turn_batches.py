@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.batch_planning import plan_padded, plan_trees
+from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence
 from gym_rm.policy.rollouts import RolloutTurn
 
 

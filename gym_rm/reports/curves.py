@@ -17,7 +17,7 @@ class Curve:
 
     Args:
         path: the file.
-        after: last step whose lines are kept, to go on with a run; 0 to begin again.
+        after: last step whose lines are kept, to resume a run; 0 to begin again.
     """
 
     def __init__(self, path: Path, *, after: int) -> None:

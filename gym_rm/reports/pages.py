@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gym_rm.documents import replaced_file
 from gym_rm.reports.transcripts import call_lines, cut, visible
 
 
@@ -20,11 +21,10 @@ def render(template: str, **values: Any) -> str:
 
 def write_page(page: str, path: str | Path) -> Path:
     """Write a page, with folders that are missing; return the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-    path.write_bytes(page.encode("utf-8", errors="backslashreplace"))
-    return path
+    with replaced_file(Path(path)) as file:
+        # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
+        file.write(page.encode("utf-8", errors="backslashreplace"))
+    return Path(path)
 
 
 def message_texts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def summary(plan: Plan) -> Text:
         f"Slowest: {slowest.phase} of {slowest.component}, {slowest.seconds / plan.step_seconds:.0%} of the step, "
         f"by {slowest.bottleneck}.",
         f"Least free memory: {show_bytes(pool.gpu_memory - tightest.peak)} of {show_bytes(pool.gpu_memory)}, "
-        f"in {tightest.phase} of {tightest.component} (in {tightest.largest.name}).",
+        f"in {tightest.phase} of {tightest.component} (in {tightest.peak_instant.name}).",
     ]
     if plan.exact:
         lines.append(f"No placement is better, by {plan.objective}: the search was exact, over batch sizes too.")
@@ -64,18 +64,18 @@ def _assumed(plan: Plan) -> list[str]:
 
 def placement_table(plan: Plan) -> Table:
     """Return a table of the components: their GPUs, how they are divided, and what they take at a time."""
-    table = plain_table("Placement", "component", "model", f"{plan.processor}s", "division", "at a time", "")
+    table = plain_table("Placement", "component", "model", f"{plan.processor}s", "parallelism", "at a time", "")
     for pool in plan.pools:
         for number, each in enumerate(pool.components):
             model = f"{each.model} ({count(each.parameters)}, {each.quantization or each.dtype})"
             where = gpus_text(plan, pool) if number == 0 else "the same"
-            add_row(table, each.name, model, where, division(each), budget(each), habits(each))
+            add_row(table, each.name, model, where, parallelism(each), budget(each), habits(each))
         table.add_section()
     return table
 
 
 def memory_table(plan: Plan) -> Table:
-    """Return a table of the memory of one GPU: a row for each phase and component, with its largest instant."""
+    """Return a table of the memory of one GPU: a row for each phase and component, with its peak."""
     several, numbers = len(plan.pools) > 1, ("stays", "peak", "free")
     columns = (*(["pool"] if several else []), "phase", "component", *numbers, "peak in", "largest items, GiB")
     title = f"Memory of one {plan.processor} (the rows are different moments; they do not add up)"
@@ -86,7 +86,7 @@ def memory_table(plan: Plan) -> Table:
             cells: list[str | Text] = [str(memory.phase), memory.component]
             cells += [show_bytes(memory.persistent_bytes), show_bytes(memory.peak)]
             cells.append(Text(show_bytes(free), style="yellow" if free < 0.05 * pool.gpu_memory else ""))
-            cells += [memory.largest.name, _items(memory)]
+            cells += [memory.peak_instant.name, _items(memory)]
             add_row(table, *([pool.name if number == 0 else ""] if several else []), *cells)
         table.add_section()
     return table
@@ -154,7 +154,7 @@ def gpus_text(plan: Plan, pool: PoolPlan) -> str:
     return "; ".join(parts)
 
 
-def division(component: ComponentPlan) -> str:
+def parallelism(component: ComponentPlan) -> str:
     """Return how a component is divided: `TP 2 x FSDP 4 x 1 replica`."""
     parts = [f"TP {component.tensor_parallel_size}"] if component.tensor_parallel_size > 1 else []
     parts += [f"FSDP {component.fsdp_size}"] if component.fsdp_size > 1 else []
@@ -189,9 +189,9 @@ def rate(value: float) -> str:
 
 
 def items_at_peak(memory: PhaseMemory) -> list[tuple[MemoryItem, bool]]:
-    """Return the items at the largest instant; True for those of the instant. Items of one name and owner are one."""
+    """Return the items at the peak; True for those that it adds. Items of one name and owner are one."""
     found: dict[tuple[str, str, bool], list[MemoryItem]] = {}
-    for passing, all_items in ((False, memory.persistent), (True, memory.largest.items)):
+    for passing, all_items in ((False, memory.persistent), (True, memory.peak_instant.items)):
         for item in all_items:
             found.setdefault((item.name, item.component, passing), []).append(item)
     together = []

@@ -76,12 +76,12 @@ class RunWriter:
         folder: folder of the run; created if it does not exist.
         settings: plain values, written as YAML.
         changed: those of the settings that differ from their defaults.
-        after: step of the checkpoint that the run goes on from: lines of later steps are removed from all files. Write
-            the lines of a step before its checkpoint. 0 for a new run.
-        again: with `after` 0, remove a run in this folder instead of refusing it, because it has no checkpoint yet.
+        resume_after: step of the checkpoint that the run resumes from: lines of later steps are removed from all files.
+            Write the lines of a step before its checkpoint. 0 for a new run.
+        replace: with `resume_after` 0, remove a run in this folder instead of refusing it, as it has no checkpoint yet.
 
     Raises:
-        ConfigError: the folder already contains a run, and `after` is 0.
+        ConfigError: the folder already contains a run, and `resume_after` is 0.
 
     Example:
         >>> import tempfile
@@ -97,21 +97,21 @@ class RunWriter:
         settings: Mapping[str, Any],
         *,
         changed: Mapping[str, Any] | None = None,
-        after: int = 0,
-        again: bool = False,
+        resume_after: int = 0,
+        replace: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        if not (after or again) and any((self.folder / name).exists() for name in (METRICS, HELD_OUT)):
+        if not (resume_after or replace) and any((self.folder / name).exists() for name in (METRICS, HELD_OUT)):
             raise ConfigError(
                 f"folder {str(self.folder)!r} already contains a run; choose another folder or remove it."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_settings(self.folder, settings, changed or {})
         self._curves = {
-            "train": Curve(self.folder / METRICS, after=after),
-            "held_out": Curve(self.folder / HELD_OUT, after=after),
+            "train": Curve(self.folder / METRICS, after=resume_after),
+            "held_out": Curve(self.folder / HELD_OUT, after=resume_after),
         }
-        _remove_later_lines(self.folder / CONVERSATIONS, after)
+        _remove_later_lines(self.folder / CONVERSATIONS, resume_after)
         earlier = [row["seconds"] for name in (METRICS, HELD_OUT) for row in _read(self.folder / name)[-1:]]
         self._started = time.perf_counter() - max(earlier, default=0.0)
 

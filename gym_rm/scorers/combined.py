@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import describe, finite, one_of
-from gym_rm.errors import ConfigError, brief, logger
+from gym_rm.errors import ConfigError, RowError, brief, logger
 from gym_rm.scorer import (
     NeverCopied,
     Scorer,
@@ -97,7 +97,9 @@ class CombinedScorer(NeverCopied, abc.ABC):
                 )
             components |= mine
             for row in scores.failed_rows:
-                errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
+                error = scores.errors[row]
+                assert error is not None
+                errors[row] = errors[row] or RowError(f"{name}: {error}", error.kind)
         components |= {name: np.full(len(conversations), np.nan) for name in self.scorers if name not in components}
         ends = [scores.terminations for scores in results.values() if scores.terminations is not None]
         rewards, infos = self._reduce(components, conversations, prompts)
@@ -108,15 +110,8 @@ class CombinedScorer(NeverCopied, abc.ABC):
             terminations=np.logical_or.reduce(ends) if ends else None,
             provenance=self._provenance(results),
         )
-        others: dict[str, Any] = {
-            field: {
-                f"{name}/{key}": values
-                for name, each in results.items()
-                for key, values in getattr(each, field).items()
-            }
-            for field in ("infos", "info_masks")
-        }
-        others["infos"] |= infos
+        named = {f"{name}/{key}": values for name, each in results.items() for key, values in each.infos.items()}
+        others: dict[str, Any] = {"infos": {**named, **infos}}
         others |= {
             name: np.max([getattr(combined, name), *(getattr(each, name) for each in results.values())], axis=0)
             for name in ("num_tokens", "truncated_tokens")
@@ -164,7 +159,9 @@ class CombinedScorer(NeverCopied, abc.ABC):
             raise
         except Exception as error:
             logger.warning("the scorer %r raised an exception, so its rows have no score", name, exc_info=error)
-            scores = Scores.from_rewards([np.nan] * len(rows), errors=[f"raised {brief(error)}"] * len(rows))
+            scores = Scores.from_rewards(
+                [np.nan] * len(rows), errors=[RowError.of(error, f"raised {brief(error)}")] * len(rows)
+            )
         return scores.scatter(rows, len(conversations))
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 
 from gym_rm.async_calls import AsyncCalls
 from gym_rm.checks import in_order
-from gym_rm.errors import ConfigError, brief
+from gym_rm.errors import ConfigError, RowError, brief
 from gym_rm.scorer import NeverCopied, RewardFunction, check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
@@ -78,17 +78,19 @@ class FunctionScorer(NeverCopied):
             RuntimeError: the function is `async def`, and this scorer is closed.
         """
         check_conversations(conversations, prompts)
-        copies = [copy_conversation(conversation) for conversation in conversations]
-        size = len(copies)
-        required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
+        size = len(conversations)
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
-        rows = [row for row in range(size) if given[row] is not None or not required]
-        asked = set(rows)
-        own = None if prompts is None else [prompt and copy_prompt(prompt) for prompt in map(given.__getitem__, rows)]
-        scores = self._scores(rows, [copies[row] for row in rows], own).scatter(rows, size)
-        missing = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
-        errors = [scores.errors[row] if row in asked else missing for row in range(size)]
-        scores = dataclasses.replace(scores, errors=tuple(errors), provenance=self._provenance)
+        required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
+        rows = [row for row in range(size) if not required or given[row] is not None]
+        own = None
+        if self._prompts is not None and prompts is not None:
+            own = [prompt and copy_prompt(prompt) for prompt in map(prompts.__getitem__, rows)]
+        scores = self._scores(rows, [copy_conversation(conversations[row]) for row in rows], own)
+        if len(rows) < size:
+            text = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
+            scores = scores.scatter(rows, size)
+            errors = [RowError(text, "invalid") if given[row] is None else scores.errors[row] for row in range(size)]
+            scores = dataclasses.replace(scores, errors=tuple(errors), provenance=self._provenance)
         return scores.mark_failures().raise_for_errors()
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class FunctionScorer(NeverCopied):
     ) -> Scores:
         """Call the function for these rows, and return their scores."""
         if not rows:
-            return Scores.from_rewards([])
+            return Scores.from_rewards([], provenance=self._provenance)
         pairs: Sequence[Any] = [(conversations, prompts)]
         if self._by_row:
             pairs = list(zip(conversations, [None] * len(rows) if prompts is None else prompts, strict=True))
@@ -111,25 +113,29 @@ class FunctionScorer(NeverCopied):
         if not self._by_row:
             (returned,) = results
             if isinstance(returned, TimeoutError) and self._calls is not None:
-                return Scores.from_rewards([np.nan] * len(rows), errors=[brief(returned)] * len(rows))
+                return self._failed(returned, len(rows))
             if isinstance(returned, Exception):
                 raise returned
             return self._read(returned, rows)
         return Scores.concatenate(
-            Scores.from_rewards([np.nan], errors=[brief(result)])
+            self._failed(result, 1)
             if isinstance(result, Exception)
             else self._read(result if isinstance(result, Scores) else [result], [row])
             for row, result in zip(rows, results, strict=True)
         )
 
+    def _failed(self, error: Exception, size: int) -> Scores:
+        errors = [RowError.of(error, brief(error))] * size
+        return Scores.from_rewards([np.nan] * size, errors=errors, provenance=self._provenance)
+
     def _read(self, returned: Any, rows: list[int]) -> Scores:
         if isinstance(returned, Scores) and len(returned) == len(rows):
-            return returned
+            return dataclasses.replace(returned, provenance=self._provenance)
         values = self._numbers(returned, rows)
-        return Scores.from_rewards(
-            [np.nan if value is None else value for value in values],
-            errors=["the reward function returned None" if value is None else None for value in values],
-        )
+        errors = None
+        if None in values:
+            errors = ["the reward function returned None" if value is None else None for value in values]
+        return Scores.from_rewards(np.array(values, dtype=np.float64), errors=errors, provenance=self._provenance)
 
     def _numbers(self, returned: Any, rows: list[int]) -> list[float | None]:
         """Check that the return value has one number or None for each row, and return the numbers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_rm.engine.reward_model_scorer import load_reward_model
 from gym_rm.engine.text.messages import joined, reply_text
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import NeverCopied, Scorer, check_conversations, load_scorer, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
@@ -56,13 +56,13 @@ class ReferenceScorer(NeverCopied):
             ScoringError: a row has no reference, or the model cannot read it.
         """
         check_conversations(conversations, prompts)
-        errors: list[str | None] = [None] * len(conversations)
+        errors: list[RowError | None] = [None] * len(conversations)
         texts: dict[int, list[Message]] = {}
         for row, conversation in enumerate(conversations):
             try:
                 texts[row] = _messages(conversation, None if prompts is None else prompts[row])
             except ConversationError as error:
-                errors[row] = str(error)
+                errors[row] = RowError.of(error)
         scores = try_score(self.scorer, list(texts.values())).scatter(texts, len(conversations))
         errors = [own or found for own, found in zip(errors, scores.errors, strict=True)]
         marked = dataclasses.replace(scores, errors=tuple(errors), provenance=self.provenance)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import abc
 import bisect
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import regex
 
 from gym_rm.checks import integer, one_of
-from gym_rm.config import parse_settings
-from gym_rm.engine.text.judged import Judged, JudgedOptions
-from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.scorer import check_conversations
-from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+from gym_rm.engine.text.judged import Judged
+from gym_rm.errors import ConfigError
+from gym_rm.scorers.reply_scorer import Grade, ReplyScorer
+from gym_rm.types import Prompt
 
 MATCHING_SECONDS = 0.1
 """Most time of a regular expression on one reply; a reply that takes longer does not match."""
@@ -32,7 +28,7 @@ FORMATS = {
 """Regular expressions that a whole reply must match, by name."""
 
 
-class Rule(abc.ABC):
+class Rule(ReplyScorer):
     """Base class of rules: a number for the last reply of each conversation.
 
     With `judged="answer"`, a reply whose thinking has not ended gets `lowest`, so that not ending it never pays.
@@ -41,45 +37,21 @@ class Rule(abc.ABC):
         judged, thinking: fields of `JudgedOptions`.
     """
 
+    as_empty = False
     lowest = -1.0
     """Lowest value of the rule."""
 
     def __init__(self, *, judged: Judged = "all", thinking: Any = None) -> None:
         unfinished = {"unfinished": self.lowest} if judged == "answer" else {}
-        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking, **unfinished})
+        super().__init__(judged=judged, thinking=thinking, **unfinished)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options."""
-        return {name: value for name, value in vars(self).items() if name[0] != "_"} | self._judged.settings
-
-    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Apply the rule to the last reply of N conversations.
-
-        Raises:
-            ConfigError: the arguments are not lists of one length.
-            ScoringError: a conversation does not end with a reply in text.
-        """
-        check_conversations(conversations, prompts)
-        return self._judged.score(conversations, prompts, self._score)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
-        rewards = [math.nan] * len(conversations)
-        errors: list[str | None] = [None] * len(conversations)
-        for row, conversation in enumerate(conversations):
-            try:
-                rewards[row] = self.value(reply_text(conversation), None if prompts is None else prompts[row])
-            except ConversationError as error:
-                errors[row] = str(error)
-        provenance = Provenance(type(self).__name__, "rule", settings=self.settings)
-        return Scores.from_rewards(rewards, errors=errors, provenance=provenance).raise_for_errors()
+    def grades(self, replies: Sequence[tuple[str, Prompt | None]]) -> Sequence[Grade]:
+        """Return the values of replies."""
+        return [Grade(self.value(reply)) for reply, _ in replies]
 
     @abc.abstractmethod
-    def value(self, reply: str, prompt: Prompt | None) -> float:
-        """Return the number for a reply. Raises ConversationError if the row has none."""
+    def value(self, reply: str) -> float:
+        """Return the number for a reply."""
 
 
 class FormatScorer(Rule):
@@ -121,7 +93,7 @@ class FormatScorer(Rule):
         except (regex.error, TypeError, RecursionError) as error:
             raise ConfigError(f"pattern must be a regular expression, got {pattern!r:.100}: {error}.") from error
 
-    def value(self, reply: str, prompt: Prompt | None) -> float:
+    def value(self, reply: str) -> float:
         """Return whether the reply has the format, as 1.0 or 0.0."""
         thinking = self._judged.thinking
         if thinking.opened and self._judged.judged == "all":
@@ -160,7 +132,7 @@ class LengthScorer(Rule):
         if self.buffer > self.max_length:
             raise ConfigError(f"buffer={self.buffer} must be at most max_length={self.max_length}.")
 
-    def value(self, reply: str, prompt: Prompt | None) -> float:
+    def value(self, reply: str) -> float:
         """Return the penalty of a reply, in [-1, 0]."""
         return min(0.0, max(-1.0, (self.max_length - self.buffer - len(reply)) / self.buffer))
 
@@ -184,7 +156,7 @@ class RepetitionScorer(Rule):
         super().__init__(**judged)
         self.size = integer("size", size, minimum=1)
 
-    def value(self, reply: str, prompt: Prompt | None) -> float:
+    def value(self, reply: str) -> float:
         """Return the penalty of a reply, in [-1, 0]."""
         return 0.0 - repetition(reply, size=self.size)
 

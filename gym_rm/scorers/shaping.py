@@ -13,7 +13,7 @@ import regex
 from gym_rm.config import Config, Finite, parse_settings
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.engine.text.thinking import Thinking
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import ScorerLike
 from gym_rm.scorers.combined import CombinedScorer
 from gym_rm.scorers.groups import groups_of
@@ -111,7 +111,7 @@ class ShapedScorer(CombinedScorer):
             try:
                 replies[row] = self._measure(conversations[row])
             except ConversationError as error:
-                errors[row] = str(error)
+                errors[row] = RowError.of(error)
         groups = groups_of(conversations, prompts, replies)
         for name, coefficient in coefficients.items():
             lengths = {row: reply[TERMS[name]] for row, reply in replies.items()}

@@ -178,8 +178,8 @@ class WeightedScorer(CombinedScorer):
         if name not in self.gates:
             return scores
         rewards = np.where(routed & ~open_rows, self.gates[name].otherwise, scores.rewards)
-        infos, masks = {**scores.infos, "gate_open": open_rows}, {**scores.info_masks, "gate_open": routed}
-        return dataclasses.replace(scores, rewards=rewards, infos=infos, info_masks=masks)
+        infos = {**scores.infos, "gate_open": np.where(routed, open_rows, None)}  # type: ignore[call-overload]
+        return dataclasses.replace(scores, rewards=rewards, infos=infos)
 
 
 def _owner(component: str, names: Sequence[str]) -> str | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gym_rm.types import Workload
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 150)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -23,8 +27,10 @@ class Metrics:
         self.refusals = Counter("gym_rm_refusals", "Refused requests by reason.", ["reason"], registry=registry)
         self.conversations = Counter("gym_rm_conversations", "Scored conversations.", registry=registry)
         self.failed_rows = Counter("gym_rm_failed_rows", "Conversations without a score.", registry=registry)
-        self.tokens = Counter("gym_rm_tokens", "Tokens of all conversations, before prefixes merge.", registry=registry)
-        self.unique_tokens = Counter("gym_rm_unique_tokens", "Tokens after shared prefixes merge.", registry=registry)
+        self.work = {
+            each.name: Counter(f"gym_rm_{each.name}", f"Sum of Workload.{each.name}.", registry=registry)
+            for each in dataclasses.fields(Workload)
+        }
         self.batch_size = Histogram(
             "gym_rm_batch_size", "Conversations that were scored together.", buckets=SIZES, registry=registry
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gym_rm.engine.text.messages import check_conversation, reply_text
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import Scorer, is_relative, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Prompts
@@ -78,7 +78,7 @@ class MixedScorer:
             try:
                 rows_of.setdefault(_sort(one), []).append(row)
             except ConversationError as error:  # it would make a function fail for all rows of the batch
-                parts.append(Scores.from_rewards([float("nan")], errors=[str(error)]))
+                parts.append(Scores.from_rewards([float("nan")], errors=[RowError.of(error)]))
                 order.append(row)
         with self.lock:
             for sort, rows in rows_of.items():

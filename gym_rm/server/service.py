@@ -23,7 +23,7 @@ from gym_rm.server.mixed_scorer import MixedScorer, RenderedText, ScorerInput
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import TextInput
 from gym_rm.server.responses import RequestError
-from gym_rm.types import Message, Prompts
+from gym_rm.types import Message, Prompts, Workload
 
 State: TypeAlias = Literal["ready", "updating", "draining"]
 
@@ -193,13 +193,12 @@ class Service:
             gone.cancel()
 
     def _observe(self, scores: Scores) -> None:
-        metrics, work = self.metrics, scores.workload
+        metrics, work = self.metrics, scores.workload or Workload(num_tokens=int(scores.num_tokens.sum()))
         metrics.batch_size.observe(len(scores))
         metrics.conversations.inc(len(scores))
         metrics.failed_rows.inc(len(scores.failed_rows))
-        metrics.tokens.inc(int(scores.num_tokens.sum()) if work is None else work.num_tokens)
-        if work is not None:
-            metrics.unique_tokens.inc(work.unique_tokens)
+        for name, counter in metrics.work.items():
+            counter.inc(getattr(work, name))
 
     def _describe(self) -> dict[str, Any]:
         """Return the model and its rewards of the known conversations; null if it needs prompts, as verifiers do."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.engine.token_tree import Batch, IntArray, Layout, plan_layout
+from gym_rm.engine.batch_planning import plan_layout
+from gym_rm.engine.token_tree import Batch, IntArray, Layout
 from gym_rm.training.comparison_sets import EncodedComparison
 
 

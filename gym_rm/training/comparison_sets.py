@@ -12,7 +12,8 @@ import numpy as np
 
 from gym_rm.data.comparisons import DroppedRow, load_comparisons
 from gym_rm.data.findings import grouped, key_of, template_columns
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger
 from gym_rm.evaluation.pairs import FloatArray
 from gym_rm.training.reward_model_settings import DataSettings, RewardLossSettings

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone, num_positions
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, attending_to_trees
+from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.loading.trial import (
     FAILURES,
     PLAIN,
@@ -23,7 +24,7 @@ from gym_rm.engine.loading.trial import (
     tolerance_of,
     trial_sequences,
 )
-from gym_rm.engine.token_tree import Batch, BatchPlan, plan_layout
+from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scores import FloatArray
 

@@ -92,10 +92,12 @@ class ParallelModel:
         """Return the lists of all ranks as one, in the order of ranks; all ranks must call this."""
         return list(gather_object(list(values))) if self.world > 1 else list(values)
 
-    def passes(self, batches: Sequence[Batch], *, spare: Batch, learn: bool = True) -> Iterator[tuple[Batch, bool]]:
+    def passes(
+        self, batches: Sequence[Batch], *, padding_batch: Batch, learn: bool = True
+    ) -> Iterator[tuple[Batch, bool]]:
         """Yield the micro-batches of this rank, and whether they count.
 
-        All ranks make the same number of passes; those with fewer micro-batches repeat `spare`, which does not count.
+        All ranks make the same number of passes; those with fewer repeat `padding_batch`, which does not count.
         Gradients are exchanged in the last pass.
         """
         count = max(self.gathered([len(batches)]))
@@ -104,7 +106,7 @@ class ParallelModel:
             waits = learn and number < count - 1 and not self.fsdp and self.world > 1
             context: Any = self.accelerator.no_sync(self._module) if waits else contextlib.nullcontext()
             with context:
-                yield (batches[number], True) if number < len(batches) else (spare, False)
+                yield (batches[number], True) if number < len(batches) else (padding_batch, False)
 
     def forward(self, *inputs: Any) -> Any:
         """Return what the module returns, in the precision of the run."""
@@ -115,7 +117,7 @@ class ParallelModel:
         """Add the gradient of a part of the loss; the parts of all micro-batches and ranks add up."""
         torch.autograd.backward(loss * self.world)  # DDP and FSDP2 divide gradients by the number of ranks
 
-    def update(self) -> dict[str, float]:
+    def optimizer_step(self) -> dict[str, float]:
         """Clip the gradient, change the weights, and return the norm of the gradient and the learning rate.
 
         Raises:

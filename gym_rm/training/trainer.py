@@ -158,12 +158,12 @@ class Trainer:
         numbers = np.random.SeedSequence([self.settings.seed, self.step, self.model.rank])
         torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> 1))
         weight, outcomes = self.objective.weight(examples), Outcomes()
-        for micro, counts in self.model.passes(self._micro_batches(examples), spare=self._smallest):
+        for micro, counts in self.model.passes(self._micro_batches(examples), padding_batch=self._smallest):
             loss, of_batch = self._forward(micro)
             self.model.backward(loss / weight * counts)
             if counts:
                 outcomes.extend(of_batch)
-        update = self.model.update()
+        update = self.model.optimizer_step()
         seconds = time.perf_counter() - started
         metrics = self._gathered(outcomes).metrics()
         metrics |= {
@@ -198,7 +198,9 @@ class Trainer:
     def outcomes(self, examples: Sequence[EncodedComparison]) -> Outcomes:
         """Return the outcomes of this rank's share of comparisons, without gradients."""
         outcomes = Outcomes()
-        for micro, counts in self.model.passes(self._micro_batches(examples), spare=self._smallest, learn=False):
+        for micro, counts in self.model.passes(
+            self._micro_batches(examples), padding_batch=self._smallest, learn=False
+        ):
             _, of_batch = self._forward(micro)
             if counts:
                 outcomes.extend(of_batch)

@@ -99,32 +99,6 @@ def test_rendered_prompts_need_the_policy_tokenizer(recorder, policy_path, envir
     assert recorder.calls == [[chat("How much is 2 + 2?", "four")]]
 
 
-@pytest.mark.parametrize("name", ["total_reward", "rewards"])
-def test_metrics_have_the_names_of_nemo_rl(environment, name):
-    rewards = torch.tensor([1.0, 2.0, 6.0])
-    batch = {"message_log": [None] * 3, name: rewards}
-    same, metrics = environment.global_post_process_and_metrics(batch)
-    assert same is batch
-    assert metrics == {
-        "reward_model_env/num_samples": 3,
-        "reward_model_env/mean_reward": 3.0,
-        "reward_model_env/std_reward": pytest.approx(rewards.std().item()),
-        "reward_model_env/min_reward": 1.0,
-        "reward_model_env/max_reward": 6.0,
-    }
-
-
-def test_metrics_without_rewards_count_the_samples(environment):
-    batch = {"message_log": [None] * 3}
-    assert environment.global_post_process_and_metrics(batch)[1] == {"reward_model_env/num_samples": 3}
-
-
-def test_shutdown_can_be_repeated_and_leaves_the_callers_scorer_open(environment, recorder):
-    environment.shutdown()
-    environment.shutdown()
-    assert not recorder.closed
-
-
 def test_the_last_shutdown_closes_a_scorer_that_environments_share():
     environments = [RewardModelEnvironment({"scorer": "recording:RecordingScorer"}) for _ in range(2)]
     scorer = environments[0].scorer
@@ -169,36 +143,11 @@ def test_a_wrong_number_of_metadata_is_an_error(verifying):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
 
 
-def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
-    environment = RewardModelEnvironment({"scorer": verifier}, policy_tokenizer=policy_path)
-    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
-    assert verifier.prompts[0].messages == tuple(chat("How much is 2 + 2?"))
-
-
-def test_a_section_of_the_kind_math_grades_answers():
-    environment = RewardModelEnvironment({"enabled": True, "kind": "math"})
-    metadata = [{"ground_truth": "40"}, {"ground_truth": 40.0}, {"ground_truth": "40"}]
-    logs = [log("90 - 50?", reply) for reply in ("It is 40.", "\\boxed{40}", "It is 37.")]
-    assert environment.step(logs, metadata).rewards.tolist() == [1.0, 1.0, 0.0]
-    environment.shutdown()
-
-
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 
 def test_the_configuration_of_nemo_rls_recipe_is_accepted():
     assert read_config(RECIPE) == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
-
-
-def test_chat_templates_are_read_from_files_and_texts(tmp_path):
-    file = tmp_path / "template.jinja"
-    file.write_text("{{ messages }}")
-    tokenizer = {**RECIPE["tokenizer"], "chat_template_kwargs": {"enable_thinking": False}}
-    for given, expected in (("default", None), (str(file), "{{ messages }}"), ("{{ inline }}", "{{ inline }}")):
-        options = read_config(changed(tokenizer={**tokenizer, "chat_template": given}))
-        assert options.get("chat_template") == expected
-        assert options["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_the_error_names_every_unsupported_setting():
@@ -208,12 +157,3 @@ def test_the_error_names_every_unsupported_setting():
     assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "'another'"))
     with pytest.raises(ConfigError, match="model_name must be"):
         read_config(changed(model_name=None))
-
-
-def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):
-    folder = policy_path.replace("policy", "reward_model")
-    config = changed(model_name=folder, tokenizer={"name": folder}, precision="float32", max_model_len=256)
-    environment = RewardModelEnvironment(config)
-    conversations = [chat("How much is 90 - 50?", reply) for reply in ("It is 40.", "It is 37.")]
-    rewards = environment.step(conversations, [None] * 2).rewards
-    assert rewards.tolist() == embedded_scorer.score(conversations).rewards.tolist()

@@ -13,7 +13,7 @@ from tests.snippets import expected_text, same_text
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "adapters"
-PAGES = sorted(path for path in DOCS.glob("*.md") if path.stem != "README")
+PAGES = sorted(path for path in DOCS.glob("*.md") if path.stem not in ("README", "others"))
 LIBRARIES = {
     "trl": "trl",
     "sb3": "stable_baselines3",
@@ -39,8 +39,14 @@ RISE = rf"(?:before|of a wrong reply): {NUMBER}, (?:after|of the right reply): {
 """What every page prints: two numbers, of which the second must be higher."""
 
 
-def blocks(page, language="python"):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+TEXTS = {page.stem: page.read_text() for page in PAGES}
+for section in (DOCS / "others.md").read_text().split("\n## ")[1:]:  # every library has a section
+    title = section.partition("\n")[0]
+    TEXTS[title.removesuffix(" cookbook").removesuffix("-gym").lower().replace("-", "_")] = section
+
+
+def blocks(name, language="python"):
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXTS[name], re.DOTALL | re.MULTILINE)
 
 
 def is_installed(module):
@@ -51,13 +57,13 @@ def is_installed(module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_and_shows_a_higher_reward(page, tmp_path):
-    library = LIBRARIES[page.stem]
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_code_of_a_page_runs_and_shows_a_higher_reward(name, tmp_path):
+    library = LIBRARIES[name]
     if not is_installed(library):
         pytest.skip(f"{library} is not installed")
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks(page)))
+    script.write_text("\n".join(blocks(name)))
     environment = {"PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     run = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -70,11 +76,11 @@ def test_the_code_of_a_page_runs_and_shows_a_higher_reward(page, tmp_path):
             assert any(same_text(expected, line) for line in run.stdout.splitlines()), (expected, run.stdout)
 
 
-def test_every_page_has_python_code_and_is_in_the_table():
+def test_every_library_has_python_code_and_every_page_is_in_the_table():
+    assert TEXTS.keys() == LIBRARIES.keys()
+    assert all(map(blocks, TEXTS))
     table = (DOCS / "README.md").read_text()
-    for page in PAGES:
-        assert blocks(page), page
-        assert f"({page.name})" in table, page
+    assert [page.name for page in PAGES if f"({page.name})" not in table] == []
 
 
 def test_every_adapter_has_a_page():
@@ -83,7 +89,7 @@ def test_every_adapter_has_a_page():
 
 
 def test_the_settings_on_the_page_of_verl_name_existing_objects():
-    for block in blocks(DOCS / "verl.md", "bash"):
+    for block in blocks("verl", "bash"):
         settings = dict(line.lstrip("+").split("=", 1) for line in block.split())
         path = next(value for name, value in settings.items() if name.endswith(".path"))
         name = next(value for key, value in settings.items() if key.endswith(".name"))

@@ -1,19 +1,18 @@
+from types import SimpleNamespace
+
 import gymnasium as gym
 import pytest
-import torch
 from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")
 
-from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
-from torch.utils.data import DataLoader
+from tensordict import NonTensorStack, TensorDict
 from torchrl.data.llm import History
 from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
-from torchrl.envs.llm.chat import DatasetChatEnv
 
 from gym_rm.adapters.torchrl import RewardModelTransform, wrap
 
@@ -61,38 +60,9 @@ def test_a_rollout_resets_only_the_rows_whose_episode_has_ended(make, recorder):
     assert all(1 < count <= 6 for count in ends)
 
 
-def test_copies_of_a_spec_keep_one_object_per_element(make):
-    spec = wrap(make()).full_action_spec["action"]
-    for copied in (spec.clone(), spec.to("cpu"), spec.expand(2, 3), spec.unsqueeze(0), spec[:2], spec.reshape(3, 1)):
-        assert list(copied.rand().batch_size) == list(copied.shape)
-        assert copied.rand().tolist() == copied.zero().tolist()
-        assert copied.is_in(copied.rand())
-
-
 def test_other_autoreset_modes_are_refused(make):
     with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
         wrap(make(autoreset_mode="SameStep"))
-
-
-# --- infos ---------------------------------------------------------------------------------------------------------
-
-
-# --- prompts for verifiers -----------------------------------------------------------------------------------------
-
-
-SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"] * (n % 2)} for n in range(1, 5)]
-ANSWERS = {row["prompt"]: row["answer"] for row in SUMS}
-
-
-def test_a_verifier_compares_each_reply_with_the_answer_of_its_prompt(verifier):
-    envs = wrap(gym.make_vec("RewardModel-v0", 3, reward_model=verifier, prompts=SUMS, autoreset_mode="Disabled"))
-    start = envs.reset(seed=0)
-    for _ in range(6):  # episodes end after one or two replies
-        right = [ANSWERS[conversation[0]["content"]] for conversation in start["observation"]]
-        step, start = envs.step_and_maybe_reset(start.set("action", NonTensorStack(right[0], right[1], "?")))
-        assert step["next", "reward"].flatten().tolist() == [1.0, 1.0, 0.0]
-    assert {prompt.answer for prompt in verifier.prompts} == set(ANSWERS.values())
-    assert all(prompt.answer == ANSWERS[conversation[0]["content"]] for conversation, prompt in verifier.rows)
 
 
 # --- ChatEnv -------------------------------------------------------------------------------------------------------
@@ -116,6 +86,13 @@ def test_a_reply_gets_a_reward_and_ends_the_episode(recorder):
     assert step["next", "done"].all()
     assert recorder.calls == [[chat("How much is 90 - 50?", reply) for reply in ("four", "", "it is four")]]
     assert env.reward_spec.shape == (3, 1)
+
+
+def test_end_tokens_of_the_policy_are_no_part_of_the_reply(recorder):
+    tokenizer = SimpleNamespace(eos_token="<|im_end|>", pad_token=None)
+    env, start = chat_env(RewardModelTransform(recorder, tokenizer=tokenizer), (1,))
+    start["history"].full = histories("four<|im_end|>")
+    assert env.step(start)["next", "reward"].tolist() == [[1.0]]
 
 
 def test_ends_episode_false_continues_the_dialogue(recorder):
@@ -153,12 +130,6 @@ def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
     assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0]
 
 
-def test_a_step_without_a_history_is_an_error(recorder):
-    env, start = chat_env(RewardModelTransform(recorder), (2,))
-    with pytest.raises(ConfigError, match="is missing; use ChatEnv"):
-        env.step(start)
-
-
 def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):
     env, start = chat_env(RewardModelTransform(verifier, columns=("answer", "topic")), (2,))
     start["answer"], start["topic"] = NonTensorStack("40", "40"), NonTensorStack("sums", "sums")
@@ -166,39 +137,3 @@ def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):
     assert env.step(start)["next", "reward"].flatten().tolist() == [1.0, 0.0]
     assert [(prompt.answer, prompt.metadata) for prompt in verifier.prompts] == [("40", {"topic": "sums"})] * 2
     assert verifier.prompts[0].messages == tuple(chat("How much is 90 - 50?"))
-
-
-def test_a_verifier_gets_the_answers_of_a_data_set(verifier):
-    rows = [TensorDict({"query": f"{n} + {n}?", "answer": str(2 * n)}) for n in (1, 2, 3, 4)]
-    with set_list_to_stack(True):
-        env = DatasetChatEnv.from_dataloader(DataLoader(rows, batch_size=2, collate_fn=lazy_stack), batch_size=(2,))
-        env = env.append_transform(RewardModelTransform(verifier))
-        start = env.reset()
-        start["history"].full = History.from_chats([chat("1 + 1?", "2"), chat("2 + 2?", "5")])
-        assert env.step(start)["next", "reward"].flatten().tolist() == [1.0, 0.0]
-    assert [prompt.answer for prompt in verifier.prompts] == ["2", "4"]
-
-
-def test_the_reward_of_torchrls_policy_equals_that_of_the_environment(embedded_scorer, policy_path):
-    from torchrl.modules.llm import TransformersWrapper
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    policy = TransformersWrapper(
-        AutoModelForCausalLM.from_pretrained(policy_path),
-        tokenizer=tokenizer,
-        input_mode="history",
-        generate=True,
-        return_log_probs=True,
-        generate_kwargs={"max_new_tokens": 16, "do_sample": True},
-    )
-    env, start = chat_env(RewardModelTransform(embedded_scorer, tokenizer=tokenizer), (4,))
-    step = env.step(policy(start))
-    replies = [history.unbind(0)[-1].content for history in step["history"].full.unbind(0)]
-    envs = gym.make_vec(
-        "RewardModel-v0", num_envs=4, reward_model=embedded_scorer, prompts=["How much is 90 - 50?"] * 4
-    )
-    envs.reset(seed=0)
-    rewards = envs.step([reply.removesuffix("<|im_end|>") for reply in replies])[1]
-    assert step["next", "reward"].flatten().tolist() == rewards.tolist()

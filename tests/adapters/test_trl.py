@@ -3,7 +3,6 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from recording import RecordingScorer, chat, rating_steps
 
 from gym_rm import ConfigError, Prompt, ScoringError
@@ -30,17 +29,6 @@ def test_messages_and_plain_texts_make_the_same_conversation(recorder):
     assert recorder.calls == [[chat("2 + 2?", "four")]] * 2
 
 
-def test_a_completion_without_a_score_is_none(embedded_scorer):
-    tool_call = [{"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}]
-    image = [{"role": "user", "content": [{"type": "image"}]}]
-    rewards = RewardModelReward(embedded_scorer)(
-        prompts=[chat("How much is 90 - 50?")] * 3 + [image],
-        completions=[assistant("It is 40."), tool_call, assistant("\ud800"), assistant("A cat.")],
-    )
-    assert isinstance(rewards[0], float)
-    assert rewards[1:] == [None, None, None]
-
-
 def test_completions_that_begin_inside_of_the_thinking_are_read():
     reward = RewardModelReward(kind="math", thinking="opened")
     texts = ["It is 5.</think>It is 4.", "It is 4, so"]
@@ -53,11 +41,6 @@ def test_completions_that_begin_inside_of_the_thinking_are_read():
 def test_on_unscored_raise_raises_an_error(recorder):
     with pytest.raises(ScoringError):
         RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])
-
-
-def test_an_invalid_on_unscored_is_refused(recorder):
-    with pytest.raises(ConfigError, match=r"on_unscored must be one of \['none', 'raise'\], got 'nan'"):
-        RewardModelReward(recorder, on_unscored="nan")
 
 
 def test_a_rendered_prompt_is_refused(recorder):
@@ -120,17 +103,6 @@ def test_the_columns_of_the_data_set_reach_the_scorer_as_prompts(verifier):
     ]
 
 
-@pytest.mark.parametrize("convert", [np.array, torch.tensor])
-def test_columns_may_be_arrays_or_tensors(verifier, convert):
-    reward = RewardModelReward(verifier)
-    assert reward(prompts=["q"] * 2, completions=["4", "5"], answer=convert([4, 6])) == [1.0, 0.0]
-    assert [prompt.answer for prompt in verifier.prompts] == ["4", "6"]
-
-
-def test_a_verifier_without_the_answer_column_returns_none(verifier):
-    assert RewardModelReward(verifier)(prompts=["q"], completions=["4"], solution=["4"]) == [None]
-
-
 # --- TRL's trainers ------------------------------------------------------------------------------------------------
 
 
@@ -181,9 +153,8 @@ def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_each_training_step_makes_one_score_call(make_trainer, recorder, kind):
-    trainer = make_trainer(kind, RewardModelReward(recorder))
+def test_each_training_step_makes_one_score_call(make_trainer, recorder):
+    trainer = make_trainer("grpo", RewardModelReward(recorder))
     trainer.train()
     assert [len(call) for call in recorder.calls] == [8, 8]
     means = [np.mean([len(c[-1]["content"]) / 4 for c in call]) for call in recorder.calls]
@@ -207,14 +178,6 @@ def test_trl_leaves_a_missing_reward_out_of_the_group(make_trainer):
     assert logged(trainer, "reward_model/unscored") == [4.0]
     advantages = list(trainer._logs["advantages"])
     assert advantages[1::2] == [0.0] * 4
-
-
-def test_online_dpo_logs_the_mean_reward(make_trainer, recorder):
-    trainer = make_trainer("online dpo", RewardModelReward(recorder, on_unscored="raise"))
-    trainer.train()
-    assert [len(call) for call in recorder.calls] == [16, 16]
-    means = [np.mean([len(c[-1]["content"]) / 4 for c in call]) for call in recorder.calls]
-    assert logged(trainer, "objective/scores") == pytest.approx(means, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
@@ -245,16 +208,6 @@ def dialogues():
         Prompt(tuple(chat(f"How much is {n} + 11?")), f"sum {n}", ("Are you sure?",) * (n % 3), str(n + 11))
         for n in range(20, 26)
     ]
-
-
-def test_a_rollout_gets_the_rewards_of_the_environment(make_trainer, embedded_scorer):
-    rollout = EnvironmentRollout(reward_model=embedded_scorer)
-    rewards = [rollout.env_reward, RewardModelReward(embedded_scorer)]
-    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout)
-    trainer.train()
-    from_env, from_scorer = logged(trainer, "rewards/env_reward/mean"), logged(trainer, "rewards/reward_model/mean")
-    assert len(from_env) == 2
-    assert from_env == pytest.approx(from_scorer, abs=1e-4)
 
 
 def test_a_dialogue_is_one_completion_with_masked_user_turns(make_trainer, recorder):
@@ -334,32 +287,10 @@ def test_a_rollout_without_a_score_has_the_reward_none(make_trainer):
     assert rollout(prompts, trainer)["env_reward"] == [None] * 3
 
 
-def test_a_prompt_that_is_not_in_the_prompts_of_the_environment_is_refused(recorder):
-    rollout = EnvironmentRollout(["known"], reward_model=recorder)
+def test_what_a_rollout_cannot_do_is_refused(recorder):
     with pytest.raises(ConfigError, match=r"rollout\.dataset_rows"):
-        rollout([chat("unknown")], None)
-
-
-def test_settings_that_the_batch_determines_are_refused():
+        EnvironmentRollout(["known"], reward_model=recorder)([chat("unknown")], None)
     with pytest.raises(ConfigError, match="'num_envs'"):
         EnvironmentRollout(["q"], num_envs=4)
-
-
-def test_two_prompts_with_the_same_messages_are_refused():
     with pytest.raises(ConfigError, match="same messages"):
-        EnvironmentRollout(["q", "q"], reward_model=RecordingScorer())
-
-
-# --- learning ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
-def test_training_raises_the_reward(make_trainer, embedded_scorer, kind):
-    reward = RewardModelReward(embedded_scorer, on_unscored="raise")
-    options = {"learning_rate": 3e-4, "lr_scheduler_type": "constant"}
-    if kind != "online dpo":
-        options["num_generations"] = 8
-    trainer = make_trainer(kind, reward, max_steps=20, batch_size=64 if kind != "online dpo" else 32, **options)
-    trainer.train()
-    rewards = logged(trainer, MEAN_REWARD[kind])
-    assert np.mean(rewards[-6:]) > np.mean(rewards[:3]) + 0.2
+        EnvironmentRollout(["q", "q"], reward_model=recorder)

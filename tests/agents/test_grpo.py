@@ -17,6 +17,7 @@ from agents import grpo, two_questions
 from gym_rm.config import Config, load_config
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import settings_help
+from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.reports.runs import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ SMALL = ("env.num_prompts=4", "env.group_size=4", "eval.num_prompts=16")
 
 def train(folder: Path, *overrides: str):
     """Run a short training and return its results."""
-    settings = grpo.complete(load_config(grpo.GRPOSettings, overrides=(*SMALL, f"output={folder}", *overrides)))
+    settings = grpo.fill_defaults(load_config(grpo.GRPOSettings, overrides=(*SMALL, f"output={folder}", *overrides)))
     grpo.train(settings, Console(quiet=True))
     return read_run(folder)
 
@@ -138,10 +139,10 @@ def test_training_visits_all_prompts_that_are_not_held_out(tmp_path, monkeypatch
     play, seen = grpo.play, set()
 
     def record(*arguments):
-        rollouts = play(*arguments)
+        rollouts = play(*arguments).rollouts
         if len(rollouts) == 16:
             seen.update(rollout.conversation[0]["content"] for rollout in rollouts)
-        return rollouts
+        return RolloutTable(rollouts)
 
     monkeypatch.setattr(grpo, "play", record)
     run = train(tmp_path / "run", "steps=2", f"env.prompts={save_prompts(tmp_path / 'prompts.jsonl', 8)}")
@@ -194,7 +195,7 @@ def test_the_script_prints_a_table_and_saves_the_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_after_an_interrupt_the_same_command_resumes(tmp_path, children_hear_sigint):
+def test_after_an_interrupt_the_same_command_resumes(tmp_path):
     process = run_script(*SMALL, "steps=100000", f"output={tmp_path}")
     while not (tmp_path / "metrics.csv").exists():
         assert process.poll() is None, process.stdout.read()

@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parents[2] / "configs/grpo/judged.yaml"
 @pytest.mark.parametrize("estimator", ["grpo", "leave_one_out"])
 def test_a_policy_that_is_judged_in_groups_learns_to_give_right_replies(tmp_path, estimator):
     changes = [f"output={tmp_path / 'run'}", "steps=30", f"advantage.estimator={estimator}", "eval.every=30"]
-    grpo.train(grpo.complete(load_config(grpo.GRPOSettings, CONFIG, changes)), Console(quiet=True))
+    grpo.train(grpo.fill_defaults(load_config(grpo.GRPOSettings, CONFIG, changes)), Console(quiet=True))
     before, after = read_run(tmp_path / "run").held_out
     assert before["accuracy"] < 0.5
     assert after["accuracy"] > 0.85

@@ -61,11 +61,10 @@ def rows_of(output, part):
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory, data):
-    """Folder with the results of all parts and the report."""
+    """Folder with the results of all parts."""
     empty = tmp_path_factory.mktemp("empty")
     done = run(empty, "--part", *"ABCDE", "--tiny", "--data", data, "--output", empty / "out")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert run(empty, "--report", "--data", data, "--output", empty / "out").returncode == 0
     return empty / "out"
 
 
@@ -80,14 +79,6 @@ def test_every_row_has_a_result(output, part):
 def test_scores_of_products_in_chunks_have_the_same_bits_in_every_batch(output):
     rungs = {row["parameters"]["rung"]: row["result"] for row in rows_of(output, "B") if "rung" in row["parameters"]}
     assert rungs["chunks of 256"]["other_bits"] == 0
-
-
-def test_the_report_has_all_rows_and_the_table_of_the_readme_those_of_scoring(output):
-    report = (output / "report.md").read_text()
-    assert report.startswith("# GPU day: ")
-    assert ", 0 with an error" in report
-    assert all(f"**{row['name']}**" in report for part in "ABCDE" for row in rows_of(output, part))
-    assert (output / "readme_table.md").read_text().count("| tiny |") == 3
 
 
 def test_rows_that_do_not_fit_into_the_minutes_are_skipped(tmp_path, data):

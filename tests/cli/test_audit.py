@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gym_rm.evaluation.audit import read_record
-from tests.cli.command import DATA, needs_data, runner, write
+from tests.cli.command import runner, write
 
 SMALL = ("--rows", "16")
 PAIRS = [{"prompt": f"{n} + 1?", "chosen": f"It is {n + 1}. Yes.", "rejected": "No."} for n in range(16)]
@@ -42,14 +42,6 @@ def test_an_honest_scorer_is_clean(scorers):
 
 def test_a_level_above_the_highest_allowed_one_is_exit_code_3(scorers):
     run("audited_scorers:length", "--data", scorers, *SMALL, "--max-level", 1, code=3)
-
-
-@needs_data
-def test_graded_rows_are_audited(scorers):
-    data = DATA / "gsm8k_graded.jsonl.gz"
-    found = json.loads(run("audited_scorers:length", "--data", data, *SMALL, "--json").stdout)
-    names = [line["name"] for line in found["lines"]]
-    assert {"worse reply of the row", "another language", "refusal"} <= {*names}
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,10 @@
-import io
 from logging import WARNING
 
 import pytest
 import typer
-from rich.console import Console
-from transformers.utils import logging
 
 from gym_rm.cli import console
 from gym_rm.errors import ConfigError, logger
-
-
-@pytest.fixture
-def progress_bars():
-    """Enable the progress bars of transformers before and after the test."""
-    logging.enable_progress_bar()
-    yield
-    logging.enable_progress_bar()
 
 
 def test_an_error_is_printed_unchanged_with_its_notes(capsys):
@@ -25,17 +14,6 @@ def test_an_error_is_printed_unchanged_with_its_notes(capsys):
         console.fail(error, code=7)
     assert caught.value.exit_code == 7
     assert capsys.readouterr() == ("", f"error: {error}\nwhile scoring in.jsonl line 5\n")
-
-
-def test_progress_bars_are_disabled_without_a_terminal(progress_bars):
-    console.quiet_loading()
-    assert not logging.is_progress_bar_enabled()
-
-
-def test_progress_bars_stay_enabled_in_a_terminal(progress_bars, monkeypatch):
-    monkeypatch.setattr(console, "stderr", Console(file=io.StringIO(), force_terminal=True))
-    console.quiet_loading()
-    assert logging.is_progress_bar_enabled()
 
 
 def test_warnings_of_the_package_are_printed(capsys):

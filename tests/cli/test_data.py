@@ -1,7 +1,5 @@
 import importlib.resources
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -54,21 +52,6 @@ def test_an_error_is_one_message(tmp_path, monkeypatch, arguments, code, message
     result = run(*arguments, code=code)
     assert result.stderr.startswith("error: ")
     assert message in " ".join(result.stderr.split())
-
-
-def test_rows_from_standard_input_are_read():
-    command = [sys.executable, "-m", "gym_rm", "data", "inspect", "-", "--json"]
-    shown = subprocess.run(command, input=json.dumps(PAIR), check=True, capture_output=True, text=True).stdout
-    assert json.loads(shown)["pairs"] == 1
-
-
-def test_brackets_of_the_data_are_not_markup(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl", [{**PAIR, "chosen": "[/x][red]30", "source": "[/b]"}, {**PAIR, "source": "[red]"}]
-    )
-    shown = run(path).stdout
-    for text in ("[/b]", "[red]"):
-        assert text in shown
 
 
 def test_control_characters_of_the_data_are_escaped(tmp_path):

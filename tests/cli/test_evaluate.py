@@ -1,15 +1,13 @@
 """`gym-rm evaluate`: outputs, scores of earlier runs, failures, two models, benchmarks, and exit codes."""
 
 import json
-import math
 
 import pytest
 
 import gym_rm
-from gym_rm.cli.evaluate import short_names, spec_name
 from gym_rm.errors import RemoteError
 from gym_rm.types import Provenance
-from tests.cli.command import DATA, LengthScorer, needs_data, read, runner, write
+from tests.cli.command import LengthScorer, read, runner, write
 
 PAIRS = [
     {"prompt": f"question {i}", "chosen": "x" * (i + 2), "rejected": "y" * (7 if i % 4 else 1), "subset": f"s{i % 2}"}
@@ -49,13 +47,6 @@ def pairs(tmp_path):
     return write(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_tables_have_the_accuracy_and_the_sources(models, pairs):
-    output = evaluate(pairs).stdout
-    assert f"{RIGHT / 20:.3f} [" in output
-    assert "s0" in output
-    assert "s1" in output
-
-
 def test_json_has_settings_and_values(models, pairs):
     found = values(pairs, "--option", "max_length=512", "--option", "overlong=drop_turns")
     assert found["settings"]["options"] == {"overlong": "drop_turns", "max_length": 512}
@@ -63,12 +54,6 @@ def test_json_has_settings_and_values(models, pairs):
     assert one["preferences"]["accuracy"]["value"] == pytest.approx(RIGHT / 20)
     assert one["provenance"]["revision"] == "1"
     assert models["loaded"] == [(None, {"overlong": "drop_turns", "max_length": 512})]
-
-
-def test_an_output_is_a_folder_with_a_page_the_numbers_and_the_scores(models, pairs, tmp_path):
-    evaluate(pairs, "-o", tmp_path / "deep" / "out")
-    found = sorted(path.name for path in (tmp_path / "deep" / "out").iterdir())
-    assert found == ["report.html", "report.json", "scores.jsonl"]
 
 
 def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pairs, tmp_path):
@@ -87,14 +72,6 @@ def test_only_missing_rows_are_scored_again(models, pairs, tmp_path):
     evaluate(pairs, "-o", tmp_path / "out")
     assert models[None].calls == [2]
     assert len(read(tmp_path / "out" / "scores.jsonl")) == 1 + 21
-
-
-def test_scores_of_other_weights_are_not_used(models, pairs, tmp_path):
-    evaluate(pairs, "-o", tmp_path / "out")
-    models[None].provenance = Provenance("LengthScorer", "length", revision="2")
-    models[None].calls.clear()
-    assert "scoring all rows again" in evaluate(pairs, "-o", tmp_path / "out").stderr
-    assert models[None].calls == [40]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +151,6 @@ def test_a_file_without_a_pair_is_an_error(models, tmp_path, rows, problem):
     assert problem in evaluate(write(tmp_path / "rows.jsonl", rows), code=1).stderr
 
 
-def test_a_constant_model_is_all_ties(models, pairs):
-    models[None].score = lambda conversations, prompts=None: gym_rm.Scores.from_rewards([1.0] * len(conversations))
-    found = values(pairs)["sets"][0]
-    assert found["preferences"]["metrics"]["ties"] == 1.0
-    assert any("have equal rewards" in note for note in found["notes"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -192,10 +162,6 @@ def test_a_constant_model_is_all_ties(models, pairs):
 )
 def test_options_that_make_no_sense_are_refused(pairs, arguments, problem):
     assert problem in evaluate(pairs, *arguments, code=2).stderr
-
-
-def test_best_of_n_by_an_unknown_field_is_an_error(models, pairs):
-    assert "best-of-n by 'correct'" in evaluate(pairs, "--best-of-n", "correct", code=1).stderr
 
 
 def test_an_output_that_cannot_be_written_is_an_error(models, pairs, tmp_path):
@@ -213,13 +179,6 @@ def test_a_benchmark_of_two_models(models, tmp_path):
     assert "alpacaeval-easy" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_names_tell_two_models_apart():
-    assert short_names(["embedded", "org/a"]) == ["embedded", "a"]
-    assert short_names(["x/final", "y/final"]) == ["x/final", "y/final"]
-    assert short_names(["embedded", "embedded"]) == ["embedded", "embedded (2)"]
-    assert [spec_name(each) for each in (None, "a/b", {"path": "c"})] == ["embedded", "a/b", "c"]
-
-
 def test_a_function_continues_until_its_file_changes(pairs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "def long(conversations):\n    return [len(one[-1]['content']) for one in conversations]\n"
@@ -230,29 +189,3 @@ def test_a_function_continues_until_its_file_changes(pairs, tmp_path, monkeypatc
     (tmp_path / "rewards_of_test.py").write_text("# another one\n" + code)
     changed = evaluate(pairs, "--reward-model", "rewards_of_test:long", "-o", "out")
     assert "scoring all rows again" in changed.stderr
-
-
-@needs_data
-def test_best_of_n_on_graded_solutions(models, tmp_path):
-    found = values(DATA / "gsm8k_graded.jsonl.gz", "--best-of-n", "correct", "-o", tmp_path / "out")
-    curve = found["sets"][0]["best_of_n"]
-    assert (curve["num_prompts"], curve["ns"]) == (658, [1, 2, 3, 4])
-    assert curve["picked"][0]["value"] == pytest.approx(curve["random"])
-    assert curve["kl"][-1] == pytest.approx(math.log(4) - 3 / 4)
-
-
-@needs_data
-def test_the_embedded_model_evaluates_real_rows(tmp_path):
-    rows = write(tmp_path / "rows.jsonl", read_some(4))
-    result = evaluate(rows, "-o", tmp_path / "out")
-    assert "embedded" in result.stdout
-    again = evaluate(rows, "-o", tmp_path / "out")
-    assert "scoring all rows again" not in again.stderr
-    assert again.stdout == result.stdout
-
-
-def read_some(count):
-    import gzip
-
-    with gzip.open(DATA / "hh_harmless.jsonl.gz", "rt") as file:
-        return [json.loads(line) for _, line in zip(range(count), file, strict=False)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gym_rm.checks import keep_inputs
-from gym_rm.cli.score_file import FileScoring
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.stored_scores.file import FileScoring
 from gym_rm.training.checkpoints import lock_folder
 from tests.cli.command import ROWS, LengthScorer, runner, write
 
@@ -22,7 +22,6 @@ REQUEST = "{policy: {model: ./model}, cluster: {gpu: h100_sxm, gpus_per_node: 1}
 # The input, the command, and where it writes.
 COMMANDS = [
     ("in.jsonl", "score in.jsonl --reward-model rewards.py:ones -o OUT", "in.jsonl"),
-    ("out.jsonl.new", "score out.jsonl.new --reward-model rewards.py:ones -o OUT", "out.jsonl"),
     ("out.jsonl.scores", "score out.jsonl.scores --reward-model rewards.py:ones -o OUT", "out.jsonl"),
     ("in.csv", "score in.csv --reward-model rewards.py:ones -o OUT", "in.csv"),
     ("in.parquet", "score in.parquet --reward-model rewards.py:ones -o OUT --overwrite", "in.parquet"),
@@ -72,8 +71,6 @@ def link(kind: str, output: str, source: str) -> str:
     """Return another name of an output; the input itself has the name that the output leads to."""
     if kind == "as it is":
         return output
-    if kind == "./":
-        return f"./{output}"
     new = Path("link") / Path(output).name
     new.parent.mkdir()
     if kind == "symlink" or Path(output).is_dir() or not Path(output).exists():
@@ -83,13 +80,13 @@ def link(kind: str, output: str, source: str) -> str:
     return str(new)
 
 
-@pytest.mark.parametrize("kind", ["as it is", "./", "symlink", "hard link"])
+@pytest.mark.parametrize("kind", ["as it is", "symlink", "hard link"])
 @pytest.mark.parametrize(("source", "command", "output"), COMMANDS)
 def test_a_command_refuses_an_output_that_is_its_input(folder, source, command, output, kind):
     before = put(source)
     if output == "page.html":
         os.link(source, output)
-    if kind == "hard link" and source.endswith((".new", ".scores")):
+    if kind == "hard link" and source.endswith(".scores"):
         pytest.skip("the working files of a hard link are beside the link")
     name, *arguments = command.replace("OUT", link(kind, output, source)).split()
     result = runner(name)(*arguments, code=(1, 2))
@@ -116,23 +113,20 @@ def test_a_run_may_read_from_its_own_folder(folder):
     keep_inputs(["run/prompts.jsonl"], ["run/metrics.csv", "run/final"])
 
 
-@pytest.mark.parametrize(
-    "change", [lambda rows: [*rows, {"prompt": "new", "response": "x"}], lambda rows: rows[:-1], lambda rows: rows[1:]]
-)
-def test_an_input_that_changes_while_it_is_read_is_a_clear_error(tmp_path, change):
+def test_an_input_that_changes_while_it_is_read_is_a_clear_error(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS)
 
     class Changing(LengthScorer):
         def score(self, conversations, prompts=None, turns="last"):
-            write(source, change(ROWS))
+            write(source, ROWS[1:])
             return super().score(conversations, prompts, turns)
 
-    with pytest.raises(ConfigError, match="the input changed while it was read"):
+    with pytest.raises(ConfigError, match="the input changed while it was scored"):
         FileScoring(make_scorer=Changing, source=source, output=tmp_path / "out.jsonl").run()
-    assert not (tmp_path / "out.jsonl.new").exists()
+    assert not [*tmp_path.glob(".out*")]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_full_disk_leaves_no_working_file(folder, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
@@ -149,4 +143,7 @@ def test_a_full_disk_leaves_no_working_file(folder, suffix):
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "File too large" in result.stderr
-    assert sorted(path.name for path in folder.glob("out*")) == [f"out{suffix}", f"out{suffix}.scores"]
+    assert sorted(path.name for path in folder.iterdir() if "out" in path.name) == [
+        f"out{suffix}",
+        f"out{suffix}.scores",
+    ]

@@ -8,7 +8,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 
-from tests.cli.command import DATA, needs_data, read, runner, write
+from tests.cli.command import read, runner, write
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 PAIRS = [{"prompt": f"question {i}", "chosen": "x" * (i + 5), "rejected": "y" * 4} for i in range(16)]
@@ -75,35 +75,6 @@ def test_a_benchmark_of_a_judge_continues_where_it_stopped(judge, tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text())["benchmarks"][0]
     assert (report["overall"], report["judge"]["num_questions"]) == (1.0, 16)
     assert "same verdict in the other order" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_two_judges_are_named_in_the_notes_of_a_benchmark(judge, tmp_path):
-    rows = write(tmp_path / "rows.jsonl", [{**row, "response_A": "a secret"} for row in BENCH[:1]] + BENCH[1:])
-    command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument, "--against"]
-    shown = run(*command, judge.argument.replace('"comparisons"', '"both_orders": true, "comparisons"'), code=3)
-    assert " (2): It gave no verdict on 12.5% of 16 questions." in shown.stdout.replace("\n", " ")
-
-
-def test_a_sample_of_rows_is_part_of_a_larger_one(judge, tmp_path):
-    rows = write(tmp_path / "rows.jsonl", PAIRS[:16])
-    command = ["evaluate", rows, "--reward-model", judge.argument, "-o", tmp_path / "out", "--json"]
-    counts = []
-    for arguments in (["--rows", 4], ["--rows", 8], ["--rows", 8], ["--rows", 8, "--seed", 1]):
-        judge.requests.clear()
-        found = json.loads(run(*command, *arguments).stdout)
-        counts.append((found["sets"][0]["preferences"]["num_comparisons"], len(judge.requests)))
-    assert counts[:3] == [(4, 8), (8, 8), (8, 0)]
-    assert counts[3][0] == 8
-    assert counts[3][1] > 0
-
-
-@needs_data
-def test_real_pairs_are_judged(judge, tmp_path):
-    arguments = ["--rows", 6, "--benchmark", "rewardbench", "--reward-model", judge.argument, "--json"]
-    found = json.loads(run("evaluate", DATA / "rewardbench_slice.jsonl.gz", *arguments).stdout)["benchmarks"][0]
-    assert sum(found["counts"].get(name, 0) for name in found["subsets"]) == 6
-    assert found["judge"]["num_questions"] == len(judge.requests) == 12
-    assert found["judge"]["position_consistent"]["value"] == 1.0
 
 
 # --- audit -------------------------------------------------------------------------------------------------------

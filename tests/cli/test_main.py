@@ -51,7 +51,7 @@ def test_the_home_folder_is_found_in_every_argument_and_setting(tmp_path, monkey
     assert found == {"output": f"{tmp_path}/run", "data": {"train": [f"{tmp_path}/a.jsonl", "org/~/name"]}}
 
 
-COMMANDS = ["--help", "plan --json", "score p.jsonl --reward-model f.py:f"]
+COMMANDS = ["plan --json", "score p.jsonl --reward-model f.py:f"]
 
 
 def ended(folder, redirected):

@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from gym_rm.cli.score_output import write_csv
 from gym_rm.data.rows import rows_of
-from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run, write
+from gym_rm.evaluation.stored_scores.output import write_csv
+from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run
 
 TEXTS = [{"id": str(row["id"]), "prompt": row["prompt"], "response": row["response"]} for row in ROWS[1:]]
 
@@ -81,20 +81,6 @@ def test_every_format_of_output_has_the_rows_and_scores(tmp_path, scorer, given,
     assert found == [{**row, "score": len(row["response"]) / 10} for row in TEXTS]
 
 
-def test_the_added_columns_of_a_csv_file_are_the_last(tmp_path, scorer):
-    (tmp_path / "in.csv").write_text("prompt,response,answer\na,xx,\nb,xxx,4\n")
-    run(tmp_path / "in.csv", "-o", tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == "prompt,response,answer,score\na,xx,,0.2\nb,xxx,4,0.3\n"
-
-
-def test_pairs_and_lists_are_json_in_a_csv_file(tmp_path, scorer):
-    rows = [{"prompt": "a", "chosen": "xx", "rejected": "x"}, {"prompt": "a", "responses": ["x", "xxx"]}]
-    run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.csv")
-    cells = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert [json.loads(row["score"]) for row in cells] == [{"chosen": 0.2, "rejected": 0.1}, [0.1, 0.3]]
-    assert json.loads(cells[1]["responses"]) == ["x", "xxx"]
-
-
 def test_the_columns_of_a_parquet_file_keep_their_types(tmp_path, scorer):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -141,24 +127,9 @@ def test_a_csv_file_keeps_columns_without_values(tmp_path, scorer, given, writte
     assert ("in.csv has no rows; nothing was scored" in result.stderr) == ("x" not in given)
 
 
-def test_a_broken_csv_file_stops_the_run_with_its_line(tmp_path, scorer):
-    (tmp_path / "in.csv").write_text('prompt,response\na,x\n"b,xx\nc,xxx\n')
-    result = run(tmp_path / "in.csv", "-o", tmp_path / "out.jsonl", code=1)
-    assert "in.csv line 3: the row that begins here is not valid CSV" in result.stderr
-
-
-def test_missing_values_of_a_table_are_null_in_the_output(tmp_path, scorer):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    rows = [{"prompt": "a", "response": "x", "margin": 1.0, "id": "p"}, {"prompt": "b", "response": "xx"}]
-    pandas.DataFrame(rows).to_parquet(tmp_path / "in.parquet")
-    run(tmp_path / "in.parquet", "-o", tmp_path / "out.jsonl")
-    assert [(row["margin"], row["id"]) for row in read(tmp_path / "out.jsonl")] == [(1.0, "p"), (None, None)]
-
-
 def test_texts_are_not_quoted_as_json_in_a_csv_file():
     file = io.BytesIO()
-    write_csv(lambda: json_lines([{"a": 'x "y"\n', "b": None, "c": True, "d": "é"}]).splitlines(), file, None, [])
+    write_csv(json_lines([{"a": 'x "y"\n', "b": None, "c": True, "d": "é"}]).splitlines(), file, None, [])
     assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [
         ["a", "b", "c", "d"],
         ['x "y"\n', "", "true", "é"],
@@ -167,5 +138,5 @@ def test_texts_are_not_quoted_as_json_in_a_csv_file():
 
 def test_a_lone_carriage_return_in_a_csv_file_is_read_back():
     lines, file = [json.dumps({"a\r": "x", "b": "one\rtwo"}).encode() + b"\n"], io.BytesIO()
-    write_csv(lambda: lines, file, None, [])
+    write_csv(lines, file, None, [])
     assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [["a\r", "b"], ["x", "one\rtwo"]]

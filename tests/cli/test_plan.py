@@ -87,14 +87,6 @@ def test_the_example_is_the_file_of_one_node():
     assert load_config(PlanSettings, None, EXAMPLE) == load_config(PlanSettings, CONFIGS / "h100_1x8.yaml")
 
 
-def test_settings_change_the_example(planned):
-    assert "This is an example" in run("gpus=16", "workload.group_size=16").stderr
-    (settings,) = planned
-    assert settings.cluster.nodes == 2
-    assert settings.workload.group_size == 16
-    assert settings.policy.model == "Qwen/Qwen3-8B"
-
-
 def test_settings_that_name_a_model_replace_the_models_of_the_example(planned):
     assert "example" not in run("reward_models.mine.model=Qwen/Qwen3-4B", "gpus=4").stderr
     (settings,) = planned
@@ -136,11 +128,6 @@ def test_a_written_plan_is_shown_again(request_file, planned):
     first = run(request_file, "-o", "plan.json").stdout
     assert run("plan.json").stdout == first
     assert len(planned) == 1
-
-
-def test_json_is_the_plan_and_nothing_else(request_file, planned):
-    values = json.loads(run(request_file, "--json").stdout)
-    assert load_plan(values) == together(name="plan")
 
 
 # --- other libraries -------------------------------------------------------------------------------------------------
@@ -215,10 +202,6 @@ def test_a_change_of_several_settings_is_divided(change, parts):
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_listed_without_a_request():
-    assert "h200_sxm" in run("--gpus").stdout
-
-
 def test_the_help_page_lists_every_setting():
     shown = run("--help").stdout
     for name in ("tensor_parallel_size", "gpu_memory_utilization", "reply_tokens", "step_seconds", "pools"):
@@ -286,41 +269,6 @@ def test_a_mistake_in_the_command_is_one_clear_message(request_file, arguments, 
     assert message in error_of(*arguments)
 
 
-MISTAKES = [
-    ("clutser.nodes=2", "clutser: unknown setting. Did you mean 'cluster'?"),
-    ("cluster.gpu=h101", "unknown GPU 'h101'. Did you mean 'h100"),
-    ("cluster.gpu=[1]", "cluster.gpu must be a text or a mapping, got list [1]."),
-    ("cluster.network=-1", "cluster.network must be greater than 0, got -1.0."),
-    ("policy=Qwen/Qwen3-8B", "policy must be a mapping of settings, got str 'Qwen/Qwen3-8B'. Write policy.model="),
-    ("policy.dtype=bf16", "policy.dtype must be 'float32', 'bfloat16' or 'float16', got 'bf16'. Did you mean"),
-    ("policy.num_gpus=atuo", "policy.num_gpus must be an integer of at least 1, got str 'atuo'."),
-    ("policy.tensor_parallel_size=3", "policy.tensor_parallel_size=3 does not divide the 32 attention heads"),
-    ("reference=maybe", "reference must be true or false, got str 'maybe'."),
-    ("reward_models.rm=Qwen/Qwen3-8B", "Write reward_models.rm.model=Qwen/Qwen3-8B."),
-    ("workload.reply_tokens={p50: 100, max: 50}", "reply_tokens"),
-    ("pools=alone", "pools must be 'auto', 'together' or 'apart', got"),
-    ("pools=[policy]", "pools.0 must be a list, got str 'policy'."),
-    ("pools=[[policy, nobody]]", "nobody"),
-]
-
-
-@pytest.mark.parametrize(("mistake", "message"), MISTAKES)
-def test_a_mistake_in_a_field_is_one_clear_message(tmp_path, monkeypatch, mistake, message):
-    monkeypatch.chdir(tmp_path)
-    base = ["policy.model=Qwen/Qwen3-8B", "reward_models.rm.model=Qwen/Qwen3-8B", "gpus=8"]
-    result = run(*base, mistake, code=1 if mistake.startswith("policy.tensor") else 2)
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert "Traceback" not in result.output
-    assert result.stderr.count("\n  ") <= 6
-    assert not re.search(r"function-|literal\[|Settings\.|ModelMetaclass|\[type=", result.stderr)
-
-
-def test_all_mistakes_are_listed_together():
-    message = error_of("cluster.nodes=0", "policy.modle=x", "workload.group_size=x")
-    assert "3 problems" in message
-
-
 def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, planned):
     Path("file").write_text("")
     assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
@@ -332,11 +280,6 @@ def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
 
     monkeypatch.setattr(command, "make_plan", interrupt)
     assert run(request_file, code=130).stderr == "interrupted.\n"
-
-
-def test_a_request_that_cannot_be_decoded_is_refused(request_file):
-    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "binary.yaml" in error_of("binary.yaml")
 
 
 # --- simulation ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from typer.testing import CliRunner
 
@@ -44,31 +42,6 @@ def test_an_empty_or_broken_run_is_one_line(tmp_path):
         assert (result.exit_code, len(result.output.strip().splitlines())) == (1, 1)
         assert words in result.output
     assert not (tmp_path / "report.html").exists()
-
-
-MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-LINE = {"step": 1, "phase": "train", "reward": 0.5, "prompt_id": "p", "messages": MESSAGES}
-DAMAGES = [
-    {"messages": 3},
-    {"messages": []},
-    {"messages": [{"role": 1, "content": "a"}]},
-    {"messages": [{"role": "user", "content": [1]}]},
-    {"reward": "x"},
-    {"step": None},
-    {"step": 10**30},
-    {"tokens": "many"},
-    {"components": [1]},
-    {"phase": "test"},
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=repr)
-def test_a_damaged_conversation_is_one_line(tmp_path, damage):
-    (tmp_path / "metrics.csv").write_text("step,seconds\n1,2\n")
-    (tmp_path / "conversations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (LINE, LINE | damage)))
-    result = report(tmp_path)
-    assert (result.exit_code, len(result.output.strip().splitlines())) == (1, 1), result.output
-    assert "line 2 of conversations.jsonl is no conversation" in result.output
 
 
 @pytest.mark.parametrize(

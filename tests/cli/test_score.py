@@ -1,14 +1,11 @@
 import gzip
-import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import gym_rm
 import gym_rm.cli.score
@@ -32,16 +29,6 @@ def test_invalid_arguments_exit_with_code_2(tmp_path, arguments, message):
     assert message in run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=2).stderr
 
 
-def test_answers_are_scored_without_their_thinking(tmp_path):
-    rows = [
-        {"prompt": "Half of 9?", "response": reply, "answer": "4.5"} for reply in ("It is 4.</think>It is 4.5.", "4.5")
-    ]
-    source = write(tmp_path / "in.jsonl", rows)
-    options = ("--option", "thinking=opened", "--option", "judged=answer")
-    output = run(source, "--reward-model", '{"kind": "math"}', *options).stdout
-    assert [json.loads(line)["score"] for line in output.splitlines()] == [1.0, 0.0]
-
-
 def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: seen.append((args, options)) or LengthScorer())
@@ -54,33 +41,7 @@ def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
     ]
 
 
-def test_a_chat_template_file_is_passed_to_load_scorer_unchanged(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: seen.append(options) or LengthScorer())
-    (tmp_path / "chat.jinja").write_text("{{ messages }}")
-    monkeypatch.chdir(tmp_path)
-    run(write(tmp_path / "in.jsonl", ROWS), "--option", "chat_template=chat.jinja")
-    assert seen == [{"chat_template": "chat.jinja"}]
-
-
 # --- errors ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--reward-model", '{"path": 3}'], "error: path must be a folder or a hub id, got int 3"),
-        (
-            ["--reward-model", '{"kind": "weighted", "scorers": 5}'],
-            "error: scorers of WeightedScorer must be a dict of scorers by name",
-        ),
-        (["--option", "max_length=abc"], "error: max_length must be an integer of at least 1, got str 'abc'"),
-    ],
-)
-def test_invalid_scorer_options_print_one_line_of_error(tmp_path, arguments, message):
-    result = run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=1)
-    assert result.stderr.startswith(message)
-    assert result.stderr.count("\n") == 1
 
 
 def test_an_interruption_prints_how_to_continue(tmp_path, monkeypatch):
@@ -135,37 +96,22 @@ gym_rm.cli.main.main()
 """
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_stopped_process_leaves_a_file_that_can_be_continued(tmp_path, children_hear_sigint, sent, code):
+def test_a_stopped_process_leaves_a_file_that_can_be_continued(tmp_path):
     source = write(tmp_path / "in.jsonl", [{**row, "copy": copy} for copy in range(100) for row in ROWS])
     out, store = tmp_path / "out.jsonl", tmp_path / "out.jsonl.scores"
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", out, "--batch-size", "5"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while not (store.exists() and store.stat().st_size) and process.poll() is None:
+            deadline = time.monotonic() + 60
+            while not (store.exists() and store.stat().st_size) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            process.send_signal(sent)
+            process.send_signal(signal.SIGINT)
             stderr = process.communicate(timeout=60)[1]
         finally:
             process.kill()
-    assert process.returncode == code
-    assert ("repeat the same command to resume" in stderr) == (sent == signal.SIGINT)
+    assert process.returncode == 130
+    assert "repeat the same command to resume" in stderr
     assert 0 < len(read(store)) < 1000
-    command[-1] = "1000"
-    subprocess.run(command, check=True)
-    assert [row["id"] for row in read(out)] == list(range(10)) * 100
-
-
-def test_a_closed_pipe_prints_no_error(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS * 1000)
-    command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "--batch-size", "5000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            process.stdout.readline()
-            process.stdout.close()
-            assert process.stderr.read() == b""
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("key", ["é", 'a"b'])
@@ -174,24 +120,6 @@ def test_failed_lines_are_counted_again_on_resume_with_any_key(tmp_path, scorer,
     command = (source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", "--key", key)
     run(*command, code=3)
     run(*command, code=3)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_prints_one_line_of_error(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    command = [sys.executable, "-c", SLOW_COMMAND, "score", source]
-    with open("/dev/full", "wb") as full:
-        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
-    expected = f"error: cannot read or write {str(source)!r} or '-': No space left on device.\n"
-    assert (process.returncode, process.stderr.decode()) == (1, expected)
-
-
-def test_the_terminal_shows_progress(tmp_path, monkeypatch, scorer):
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, no_color=True, highlight=False)
-    monkeypatch.setattr(gym_rm.cli.score, "stderr", terminal)
-    run(write(tmp_path / "in.jsonl", ROWS), "-o", tmp_path / "out.jsonl", "--batch-size", 2)
-    assert "10 lines" in screen.getvalue()
 
 
 # --- verifiers ---------------------------------------------------------------------------------------------------
@@ -215,36 +143,29 @@ GRADED = [
 
 
 @pytest.fixture
-def verify(tmp_path):
-    """Function that runs the command in a folder with `my_verifier.py` and returns exit code and stderr."""
+def verify(tmp_path, monkeypatch):
+    """Function that runs the command in a folder with `my_verifier.py` and returns stderr."""
     (tmp_path / "my_verifier.py").write_text(VERIFIER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_verifier", raising=False)
 
-    def verify(source, *options):
-        # Without -P, "-m" adds the working directory to sys.path.
-        command = [sys.executable, "-P", "-m", "gym_rm", "score", source, "--reward-model", "my_verifier:exact_match"]
-        process = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
-        return process.returncode, process.stderr
+    def verify(source, *options, code=0):
+        return run(source, "--reward-model", "my_verifier:exact_match", "-o", "out.jsonl", *options, code=code).stderr
 
     return verify
 
 
 def test_a_verifier_compares_replies_with_the_answer_of_their_row(tmp_path, verify):
-    write(tmp_path / "in.jsonl", [GRADED[0], GRADED[2]])
-    assert verify("in.jsonl", "-o", "out.jsonl") == (0, "")
-    assert scores_of(tmp_path / "out.jsonl") == [1.0, [1.0, 0.0]]
-
-
-def test_a_row_without_an_answer_gets_an_error_and_the_others_their_scores(tmp_path, verify):
     write(tmp_path / "in.jsonl", GRADED)
-    code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--on-error", "skip")
-    assert (code, stderr) == (3, "1 of 3 lines have no score; their field score_error has the reason.\n")
+    expected = "1 of 3 lines have no score; their field score_error has the reason.\n"
+    assert verify("in.jsonl", "--on-error", "skip", code=3) == expected
     assert scores_of(tmp_path / "out.jsonl") == [1.0, None, [1.0, 0.0]]
     assert [row.get("score_error") for row in read(tmp_path / "out.jsonl")] == [None, "row b has no answer", None]
 
 
 @needs_data
 def test_a_verifier_equals_the_human_grades(tmp_path, verify):
-    assert verify(DATA / "gsm8k_graded.jsonl.gz", "-o", "out.jsonl") == (0, "")
+    assert verify(DATA / "gsm8k_graded.jsonl.gz") == ""
     with gzip.open(DATA / "gsm8k_graded.jsonl.gz") as file:
         grades = [[float(solution["correct"]) for solution in json.loads(line)["solutions"]] for line in file]
     assert scores_of(tmp_path / "out.jsonl") == grades

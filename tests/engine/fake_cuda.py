@@ -2,12 +2,11 @@
 
 A fake tensor has a shape, a type and a device, and no numbers. So every path of a GPU runs on a machine without one:
 tensors of two devices that meet, shapes and types that do not fit, and operations for which the host waits, are found
-here. A number that the host reads is 1, and a condition holds.
+here. A number that the host reads is 1, and a condition holds. There is no backward: torch's engine needs a device.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import sys
@@ -20,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -174,75 +172,6 @@ def _device_guard():
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 
 
-def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unreachable=True, accumulate_grad=True):
-    """Run the backward in Python, because torch's engine needs streams of the device."""
-    edges = [_edge(root) for root in roots]
-    wanted = {_edge(each): None for each in inputs}
-    waiting, seen, stack = collections.Counter(), set(), [node for node, _ in edges]
-    before = collections.defaultdict(list)  # nodes that give a node its gradients
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            following = [each for each, _ in node.next_functions if each is not None]
-            waiting.update(following)
-            stack += following
-            for each in following:
-                before[each].append(node)
-    leading, stack = set(), [node for node, _ in wanted]  # nodes that lead to an input
-    while stack:
-        new = [each for each in before[stack.pop()] if each not in leading]
-        leading.update(new)
-        stack += new
-    sums = collections.defaultdict(dict)
-    for (node, number), root, grad in zip(edges, roots, grads, strict=True):
-        _add(sums[node], number, torch.ones_like(root) if grad is None else grad)
-    ready = [node for node in dict.fromkeys(node for node, _ in edges) if not waiting[node]]
-    task = mock.patch("torch._C._current_graph_task_id", return_value=id(sums))  # by which a checkpoint runs again once
-    with torch.set_grad_enabled(create_graph), task:
-        while ready:
-            node = ready.pop()
-            given = sums.pop(node, {})
-            wanted |= {(node, number): grad for number, grad in given.items() if (node, number) in wanted}
-            outputs = _apply(node, given) if given and (not inputs or node in leading) else ()
-            if outputs and accumulate_grad and not inputs and hasattr(node, "variable"):
-                _accumulate(node.variable, given[0])
-            following = [*node.next_functions]
-            for (other, number), grad in zip(following, [*outputs, *[None] * len(following)], strict=False):
-                if other is not None:
-                    if grad is not None:
-                        form = other._input_metadata[number]
-                        _add(sums[other], number, grad.to(form.dtype).sum_to_size(form.shape))
-                    waiting[other] -= 1
-                    if not waiting[other]:
-                        ready.append(other)
-    return tuple(wanted.values())
-
-
-def _edge(tensor):
-    edge = torch.autograd.graph.get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
-
-
-def _add(sums, number, grad):
-    sums[number] = sums[number] + grad if number in sums else grad
-
-
-def _apply(node, given):
-    """Return the gradients of what a node was computed from."""
-    if hasattr(node, "variable"):
-        return (None,)
-    grads = [given.get(number) for number in range(len(node._input_metadata))]
-    outputs = node.apply(*grads) if isinstance(node, BackwardCFunction) else node(*grads)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def _accumulate(variable, grad):
-    form = (variable.device, variable.shape, variable.dtype)
-    assert (grad.device, grad.shape, grad.dtype) == form, f"a gradient of {grad} for {variable}"
-    variable.grad = grad if variable.grad is None else variable.grad + grad
-
-
 def _numpy(tensor, *args, **kwargs):
     """Return zeros: a fake tensor has no numbers."""
     if not isinstance(tensor, FakeTensor):
@@ -282,7 +211,6 @@ PATCHES = {
     "torch.Generator": _Generator,
     "torch.Tensor.pin_memory": _pin,
     "torch.Tensor.numpy": _numpy,
-    "torch.autograd._engine_run_backward": _run_backward,
     "torch.utils.swap_tensors": _stay,
     "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
     "gym_rm.engine.backbones.flex_attention.COMPILED_ON": (),

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from gym_rm.engine.backbones.batch_invariance import Rows
+from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.batch_planning import WIDTH_STEP
 from gym_rm.engine.executors import loaded_model
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
 from gym_rm.engine.schedule import Scheduler
-from gym_rm.engine.token_tree import WIDTH_STEP, TokenSequence
+from gym_rm.engine.token_tree import TokenSequence
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 from tests.engine.test_parity import VARIANTS
 from tests.engine.watching import dialogue, size_of, watched_scorer
@@ -226,7 +227,7 @@ def test_scores_do_not_depend_on_what_is_in_the_prefix_cache(tokens, architectur
 
 
 @pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "mixtral", "bert", "gpt2", "bloom"], "qwen3"))
-@pytest.mark.parametrize("rows", [Rows(64), Rows(64, in_chunks=True), Rows(512)], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(64), GemmRows(64, in_chunks=True), GemmRows(512)], ids=str)
 def test_scores_do_not_depend_on_the_batch_with_other_rows(architecture, rows, saved_model, some, monkeypatch):
     monkeypatch.setattr(loaded_model, "rows_to_try", lambda backbones: [rows])
     scorer = gym_rm.load_scorer(saved_model(architecture))

@@ -1,11 +1,15 @@
 """Pages and tiles of random trees: what a token attends to depends on its own path alone."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.pages import make_pages, make_tiles
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 SIZES = st.sampled_from([1, 2, 3, 4, 8, 32])
 
@@ -43,37 +47,19 @@ def pages_of(tree, size):
 
 @given(trees, SIZES)
 def test_the_pages_of_a_path_hold_the_ancestors_at_their_positions(tree, size):
-    pages, page_of = pages_of(tree, size)
-    for token, page in enumerate(page_of):
-        path = pages.path(page, pages.numbers[page] + 1)
-        position = tree.position_ids[token]
-        assert len(path) == position // size + 1 == pages.numbers[page] + 1
-        assert pages.tokens[path].reshape(-1)[: position + 1].tolist() == tree.ancestors(token).tolist()
-
-
-@given(trees, SIZES)
-def test_every_token_is_a_query_of_one_page(tree, size):
-    pages, page_of = pages_of(tree, size)
-    assert pages.first[0] == 0
-    assert np.all(np.diff(pages.first) > 0)
-    assert pages.size == size
-    assert pages.tokens[page_of, tree.position_ids % size].tolist() == list(range(len(tree)))
-    for page, (first, stop) in enumerate(zip(pages.first, [*pages.first[1:], len(tree)], strict=True)):
-        assert pages.tokens[page, -1] == stop - 1, "places after the end repeat the last query"
-        assert tree.position_ids[first:stop].tolist() == list(
-            range(tree.position_ids[first], tree.position_ids[first] + stop - first)
-        )
-
-
-@given(trees, SIZES)
-def test_a_page_stands_after_the_pages_before_it_on_its_path(tree, size):
     pages = make_pages(tree, size)
-    assert (pages.previous < np.arange(len(pages.first))).all()
-    for page, number in enumerate(pages.numbers):
-        path = pages.path(page, number + 1)
-        assert path[-1] == page
-        assert pages.previous[path].tolist() == [-1, *path[:-1]]
-        assert pages.numbers[path].tolist() == list(range(len(path)))
+    pages.check(tree)
+    assert pages.size == size
+
+
+def test_a_page_with_other_tokens_fails_the_check():
+    tree = tree_of([sequence(range(20)), sequence([*range(5), *range(30, 40)])])
+    pages = make_pages(tree, 8)
+    tokens = pages.tokens.copy()
+    tokens[-1, 0] -= 1
+    for changed in ({"tokens": tokens}, {"previous": pages.previous[::-1]}, {"first": pages.first + 1}):
+        with pytest.raises(AssertionError):
+            dataclasses.replace(pages, **changed).check(tree)
 
 
 # --- tiles

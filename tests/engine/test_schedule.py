@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gym_rm.engine.batch_planning import padded_width
 from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.schedule import Scheduler
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, padded_width
+from gym_rm.engine.token_tree import TokenSequence, TokenTree
 
 AUTOMATIC = 2048
 

@@ -1,9 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, padded_width, plan_padded, plan_trees
+from gym_rm.engine.batch_planning import padded_width, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 
 def sequence(ids, reads=None, second_segment=None):
@@ -38,61 +41,39 @@ def nodes_of(sequences):
     return {tuple(each.input_ids[: k + 1]) for each in sequences for k in range(len(each.input_ids))}
 
 
-def values_of(plan, at):
-    """Return `at(batch, read)` for every read, in the order of the sequences."""
-    values = [at(batch, read) for batch in plan.batches for read in reads_of(batch)]
-    return [values[index] for index in plan.value_index]
-
-
-def expected_values(sequences):
-    return [tuple(each.input_ids[: read + 1]) for each in sequences for read in each.read_positions]
-
-
-def reads_of(batch):
-    return batch.read_indices if isinstance(batch, TokenTree) else batch.read_positions
-
-
-def past_in_tree(tree, read):
-    return tuple(tree.input_ids[tree.ancestors(read)])
-
-
-@given(st.data())
-def test_every_value_is_read_after_the_tokens_of_its_sequence(data):
-    sequences = data.draw(families())
-    plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)))
-    assert values_of(plan, past_in_tree) == expected_values(sequences)
-
-
-@given(st.data())
-def test_trees_are_within_the_budget(data):
+@given(st.data(), st.booleans())
+def test_trees_are_trees_within_the_budget_that_read_after_the_tokens_of_each_sequence(data, alone):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
-    plan = plan_trees(sequences, max_num_batched_tokens=budget)
-    assert all(0 < len(tree) <= budget for tree in plan.batches)
+    plan = plan_trees(sequences, max_num_batched_tokens=budget, alone=alone)
+    plan.check(sequences, budget)
+    assert not alone or sorted(plan.batch_of) == list(range(len(sequences)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("parents", [-1, 0, 0]), ("subtree_end", [3, 3, 2]), ("read_indices", [2, 2]), ("read_indices", [3])],
+)
+def test_what_is_no_tree_fails_the_check(field, value):
+    (tree,) = plan_trees([sequence([1, 2, 3])], max_num_batched_tokens=3).batches
+    tree.check()
+    with pytest.raises(AssertionError):
+        dataclasses.replace(tree, **{field: np.array(value)}).check()
+
+
+def test_a_plan_that_mixes_up_values_fails_the_check():
+    sequences = [sequence([1, 2]), sequence([1, 3])]
+    plan = plan_trees(sequences, max_num_batched_tokens=4)
+    with pytest.raises(AssertionError, match="after other tokens"):
+        dataclasses.replace(plan, value_index=plan.value_index[::-1]).check(sequences, 4)
+    with pytest.raises(AssertionError):
+        plan.check(sequences, 2)
 
 
 @given(families())
 def test_a_tree_contains_every_shared_prefix_once(sequences):
     (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
     assert len(tree) == len(nodes_of(sequences))
-
-
-@given(families())
-def test_shape_of_a_tree(sequences):
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
-    indices = np.arange(len(tree))
-    pasts = [past_in_tree(tree, index) for index in indices]
-    assert sorted(pasts) == sorted(nodes_of(sequences))
-    assert tree.position_ids.tolist() == tree.depths.tolist() == [len(past) - 1 for past in pasts]
-    assert [pasts[parent] if parent >= 0 else () for parent in tree.parents] == [past[:-1] for past in pasts]
-    for index in indices:
-        below = [k for k in indices if pasts[k][: len(pasts[index])] == pasts[index]]
-        assert below == list(range(index, tree.subtree_end[index]))
-    assert np.all(np.diff(tree.read_indices) > 0)
-    assert {array.dtype for array in (tree.position_ids, tree.subtree_end, tree.parents, tree.read_indices)} == {
-        np.dtype("i8")
-    }
-    assert tree.input_ids.dtype == np.int32
 
 
 @given(families())
@@ -108,22 +89,6 @@ def test_attention_over_a_tree_is_causal_attention_of_every_sequence(sequences):
         assert np.flatnonzero(attends[index]).tolist() == ancestors[::-1] == tree.ancestors(index).tolist()
 
 
-@given(families())
-def test_every_sequence_alone_is_a_tree_without_a_branch(sequences):
-    plan = plan_trees(sequences, max_num_batched_tokens=longest(sequences), alone=True)
-    assert values_of(plan, past_in_tree) == expected_values(sequences)
-    assert len(plan.batches) == len(sequences)
-    assert sorted(plan.batch_of) == list(range(len(sequences)))
-    for row, batch in enumerate(plan.batch_of):
-        assert plan.batches[batch].input_ids.tolist() == sequences[row].input_ids.tolist()
-
-
-def past_in_rectangle(batch, read):
-    row, position = read
-    assert position < batch.lengths[row]
-    return tuple(batch.input_ids[row, : position + 1])
-
-
 limits = st.none() | st.integers(1, 100)
 
 
@@ -132,10 +97,9 @@ def test_padded_batches_contain_every_sequence(data, limit, alone, exact):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
     plan = plan_padded(sequences, max_num_batched_tokens=budget, max_width=limit, alone=alone, exact=exact)
-    assert values_of(plan, past_in_rectangle) == expected_values(sequences)
+    plan.check(sequences, budget)
     rows = [tuple(batch.input_ids[k, :n]) for batch in plan.batches for k, n in enumerate(batch.lengths)]
     assert sorted(rows) == sorted(tuple(each.input_ids) for each in sequences)
-    assert all(batch.input_ids.size <= budget or len(batch.lengths) == 1 for batch in plan.batches)
     assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
     assert not exact or all(batch.input_ids.size == batch.num_tokens for batch in plan.batches)
 
@@ -215,8 +179,7 @@ def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
     groups = [data.draw(st.integers(0, 5)) for _ in sequences]
     budget = data.draw(budgets(sequences))
     plan = plan_trees(sequences, max_num_batched_tokens=budget, groups=groups)
-    assert values_of(plan, past_in_tree) == expected_values(sequences)
-    assert all(0 < len(tree) <= budget for tree in plan.batches)
+    plan.check(sequences, budget)
     for group in set(groups):
         trees = {int(plan.batch_of[row]) for row, mine in enumerate(groups) if mine == group}
         assert len(trees) == 1 or tokens_of_group(sequences, groups, group) > budget

@@ -14,7 +14,7 @@ from gym_rm.envs.infos import StepScores, add_group, add_values, infos_of_row
 def test_the_format_equals_gymnasiums(mask, dtype):
     rows, values = np.array(mask), np.arange(len(mask)).astype(dtype)
     ours = {}
-    add_values(ours, "x", values, rows)
+    add_values(ours, "x", values[rows], np.flatnonzero(rows), len(mask))
     envs = VectorEnv()
     envs.num_envs = len(mask)
     expected = {}
@@ -29,17 +29,17 @@ def test_the_format_equals_gymnasiums(mask, dtype):
 
 def test_the_mask_of_nested_infos_covers_the_rows_of_every_value():
     group, infos = {}, {}
-    add_values(group, "a", np.array([1.0, 2.0, 3.0]), np.array([True, False, False]))
-    add_values(group, "b", np.array([1.0, 2.0, 3.0]), np.array([False, True, False]))
+    add_values(group, "a", np.array([1.0]), [0], 3)
+    add_values(group, "b", np.array([2.0]), [1], 3)
     add_group(infos, "parts", group)
     assert infos["_parts"].tolist() == [True, True, False]
 
 
 def test_the_infos_of_one_row_are_a_plain_dict():
     infos, group = {}, {}
-    add_values(group, "mean", np.array([1.5, 0.0]), np.array([True, False]))
+    add_values(group, "mean", np.array([1.5]), [0], 2)
     add_group(infos, "metrics", group)
-    add_values(infos, "name", np.array(["a", "b"], dtype=object), np.array([True, True]))
+    add_values(infos, "name", ["a", "b"], [0, 1], 2)
     assert infos_of_row(infos, 0) == {"metrics": {"mean": 1.5}, "name": "a"}
     assert infos_of_row(infos, 1) == {"name": "b"}
 

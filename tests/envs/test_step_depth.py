@@ -61,3 +61,22 @@ def test_a_step_reaches_the_fused_forward_in_at_most_eight_calls(envs, monkeypat
     assert calls[0] == "RewardVectorEnv.step"
     assert calls[-1] == "DecoderBackbone._llama_states"
     assert len(calls[1:-1]) <= 8, "\n".join(calls)
+
+
+def test_a_step_with_a_function_enters_few_functions_of_the_package():
+    entered = []
+
+    def record(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            entered.append(frame.f_code.co_qualname)
+
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=lambda conversations: [1.0, 2.0])
+    envs.reset(seed=0)
+    before = sys.getprofile()
+    sys.setprofile(record)
+    try:
+        envs.step(REPLIES)
+    finally:
+        sys.setprofile(before)
+    assert entered[0] == "RewardVectorEnv.step"
+    assert len(entered) < 270, "\n".join(entered)

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from conftest import rows as raw
 
@@ -26,14 +24,6 @@ def test_a_pair_is_audited_by_its_chosen_reply():
 
 
 @needs_data
-def test_a_dialogue_keeps_its_earlier_turns():
-    found = load_audit_rows(DATA / "hh_harmless.jsonl.gz", limit=20)
-    best = {json.dumps(each["context"]): each["completions"][0]["completion"][0] for each in raw("hh_harmless")}
-    for each in found.rows:
-        assert each.conversation(each.good[0])[-1] == best[json.dumps(list(each.messages))]
-
-
-@needs_data
 def test_right_solutions_are_good_and_wrong_ones_bad():
     found = load_audit_rows(DATA / "gsm8k_graded.jsonl.gz", limit=1000)
     rows = {each["question"]: each for each in raw("gsm8k_graded")}
@@ -44,12 +34,6 @@ def test_right_solutions_are_good_and_wrong_ones_bad():
         assert not any(solutions[text] for text in each.bad)
         assert 1 <= len(each.bad) <= len(each.good)
         assert each.prompt.answer == rows[each.messages[0]["content"]]["answer"]
-
-
-@needs_data
-def test_an_answer_is_the_reply_of_a_prompt_without_replies():
-    found = load_audit_rows(DATA / "gsm8k_train.jsonl.gz", limit=10)
-    assert all(each.good == (each.prompt.answer,) for each in found.rows)
 
 
 def test_the_embedded_prompts_have_right_answers_in_four_wordings():
@@ -94,7 +78,3 @@ def test_another_reply_to_the_same_question_is_not_a_worse_one():
     user = {"role": "user", "content": "2 + 2?"}
     rows = [AuditRow(Prompt((user,), "p"), (user,), (text,)) for text in ("It is 4.", "Four.")]
     assert other_replies(rows) == [(), ()]
-
-
-def test_equal_replies_have_no_other_reply():
-    assert other_replies([row(("Yes.",)), row(("Yes.",))]) == [(), ()]

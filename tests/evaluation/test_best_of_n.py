@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.data.comparisons import load_comparisons
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import best_of_n, curve_points, expected_best, kl_bound
 from gym_rm.evaluation.bootstrap import Resampling
-from tests.cli.command import DATA, needs_data
-from tests.evaluation.comparisons import by, comparison, scored
+from tests.evaluation.comparisons import comparison, scored
 
 REPLIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=7)
 FEW = Resampling(200, 0)
@@ -34,38 +32,6 @@ def test_the_estimator_is_the_mean_over_all_subsets(replies):
     ns = range(1, len(replies) + 1)
     expected = [over_all_subsets(rewards, gold, n) for n in ns]
     assert expected_best(rewards, gold, ns) == pytest.approx(expected)
-
-
-@given(REPLIES, st.randoms(use_true_random=False))
-def test_the_order_of_the_replies_does_not_matter(replies, random):
-    shuffled = random.sample(replies, len(replies))
-    ns = range(1, len(replies) + 1)
-    assert expected_best(*zip(*replies, strict=True), ns) == pytest.approx(
-        expected_best(*zip(*shuffled, strict=True), ns)
-    )
-
-
-@given(REPLIES)
-def test_one_reply_is_a_random_one_and_all_replies_give_the_top(replies):
-    rewards, gold = (np.array(column) for column in zip(*replies, strict=True))
-    first, last = expected_best(rewards, gold, [1, len(replies)])
-    assert first == pytest.approx(gold.mean())
-    assert last == pytest.approx(gold[rewards == rewards.max()].mean())
-
-
-@given(REPLIES)
-def test_no_reward_beats_the_oracle(replies):
-    rewards, gold = zip(*replies, strict=True)
-    ns = range(1, len(replies) + 1)
-    assert (expected_best(rewards, gold, ns) <= expected_best(gold, gold, ns) + 1e-12).all()
-
-
-@pytest.mark.parametrize(("size", "right"), [(5, 2), (10, 1), (64, 60)])
-def test_the_oracle_is_pass_at_n(size, right):
-    gold = [1] * right + [0] * (size - right)
-    for n in (1, 2, 4):
-        expected = 1 - math.comb(size - right, n) / math.comb(size, n)
-        assert expected_best(gold, gold, [n]) == pytest.approx([expected])
 
 
 def test_thousands_of_replies_do_not_overflow():
@@ -110,23 +76,3 @@ def test_an_unknown_grade_names_the_known_ones():
 def test_equal_grades_leave_nothing_to_recover():
     rows = [comparison("ab", (0, 0), correct=(1, 1))]
     assert best_of_n(scored(rows, [[1, 0]]), gold="correct", resampling=FEW).recovered is None
-
-
-@needs_data
-def test_gsm8k_solutions_between_a_random_and_a_perfect_pick():
-    rows = load_comparisons(DATA / "gsm8k_graded.jsonl.gz").comparisons
-    grades = np.array([row.scores["correct"] for row in rows])
-    picks = {}
-    for name, reward in (("length", len), ("shortness", lambda text: -len(text))):
-        curve = best_of_n(by(rows, reward), gold="correct", resampling=FEW)
-        picks[name] = [each.value for each in curve.picked]
-        assert curve.random == pytest.approx(grades.mean())
-        assert curve.oracle[-1] == pytest.approx(grades.max(axis=1).mean())
-        assert all(low <= high for low, high in itertools.pairwise(curve.oracle))
-        assert curve.picked[-1].low < curve.picked[-1].value < curve.picked[-1].high
-    tops = [
-        np.mean([g for g, one in zip(row, each.replies, strict=True) if len(one[0]["content"]) == longest])
-        for row, each in zip(grades, rows, strict=True)
-        for longest in [max(len(one[0]["content"]) for one in each.replies)]
-    ]
-    assert picks["length"][-1] == pytest.approx(np.mean(tops))

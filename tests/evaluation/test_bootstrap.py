@@ -24,13 +24,6 @@ def test_an_interval_contains_the_mean_and_stays_within_the_values(values):
     assert min(values) <= interval.low <= interval.high <= max(values)
 
 
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
-    values = np.random.default_rng(0).random(50)
-    first, again, other = (interval_of(values, resampling=Resampling(500, seed)) for seed in (1, 1, 2))
-    assert first == again
-    assert (first.low, first.high) != (other.low, other.high)
-
-
 def test_the_width_of_a_share_is_that_of_the_binomial_distribution():
     interval = interval_of([1.0] * 300 + [0.0] * 100)
     half = 1.96 * math.sqrt(0.75 * 0.25 / 400)

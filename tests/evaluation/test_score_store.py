@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
     RowScores,
     comparisons_of,
@@ -17,6 +16,7 @@ from gym_rm.evaluation.scored import (
     missing_comparisons,
     score_comparisons,
 )
+from gym_rm.evaluation.stored_scores.store import ScoreStore
 from tests.cli.command import LengthScorer
 from tests.evaluation.comparisons import comparison
 

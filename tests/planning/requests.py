@@ -28,7 +28,8 @@ def device(*, memory: float = 80, kind: str = "h100_sxm") -> Device:
 
 def cluster(*gpus: int, memory: float = 80) -> Cluster:
     """Return a cluster with these numbers of GPUs in its nodes."""
-    return Cluster(device(memory=memory), gpus, NETWORK, Quantity(2e9, Basis.ASSUMPTION, "test"))
+    assert len(set(gpus)) == 1
+    return Cluster(device(memory=memory), len(gpus), gpus[0], NETWORK, Quantity(2e9, Basis.ASSUMPTION, "test"))
 
 
 def component(role: Role, *, name: str | None = None, size: float = 1.0, **numbers) -> Component:

@@ -10,7 +10,6 @@ from gym_rm.errors import ConfigError
 from gym_rm.plan_file import planned_scorer
 from gym_rm.planning.plan import Basis, Phase, Role, load_plan
 from gym_rm.planning.planner import plan
-from gym_rm.planning.quantities import show_seconds
 from gym_rm.planning.refusals import Infeasible
 
 SCORING = {"cluster": {"gpu": "h100_sxm", "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}}
@@ -26,34 +25,19 @@ def test_a_reward_model_alone_is_scored_on_replicas():
     assert found.pool_of("rm").peak < found.pool_of("rm").gpu_memory
 
 
-def test_every_number_of_a_plan_has_a_source():
+def test_numbers_have_sources_and_add_up():
     found = plan(GRPO)
     memories = [memory for pool in found.pools for memory in pool.memory]
-    items = [item for memory in memories for item in memory.persistent]
-    items += [item for memory in memories for instant in memory.instants for item in instant.items]
-    parts = [part for time in found.times for part in time.parts]
-    assert items
-    assert all(item.source and item.basis in Basis for item in items)
-    assert all(part.source and part.basis in Basis for part in parts)
-
-
-def test_phases_add_up_to_the_step():
-    found = plan(GRPO)
+    numbers = [item for memory in memories for item in memory.persistent]
+    numbers += [item for memory in memories for instant in memory.instants for item in instant.items]
+    numbers += [part for time in found.times for part in time.parts]
+    assert all(number.source and number.basis in Basis for number in numbers)
     assert sum(seconds for _, seconds in found.phase_seconds) == pytest.approx(found.step_seconds)
     for pool in found.pools:
-        mine = [time.seconds for time in found.times if time.pool == pool.name]
-        assert pool.busy_seconds == pytest.approx(sum(mine))
-        assert 0 <= found.idle_share(pool) < 1
+        assert pool.busy_seconds == pytest.approx(sum(time.seconds for time in found.times if time.pool == pool.name))
+        assert pool.peak <= pool.gpu_memory
     for time in found.times:
         assert time.seconds == pytest.approx(sum(part.seconds for part in time.parts))
-
-
-def test_memory_of_a_phase_is_what_stays_and_its_largest_instant():
-    found = plan(GRPO)
-    for pool in found.pools:
-        for memory in pool.memory:
-            assert memory.peak == pytest.approx(memory.persistent_bytes + memory.largest.bytes)
-            assert memory.peak <= pool.gpu_memory
 
 
 def test_a_model_that_sleeps_has_no_bytes_while_others_work():
@@ -65,23 +49,10 @@ def test_a_model_that_sleeps_has_no_bytes_while_others_work():
     assert any(time.phase is Phase.WAKE and time.component == "rm" for time in found.times)
 
 
-def test_an_engine_fills_no_more_than_its_share_of_the_memory():
-    for share in (0.3, 0.6):
-        found = plan(GRPO, overrides=(f"generation.gpu_memory_utilization={share}", "pools=apart"))
-        assert found.pool_of("generation").peak <= share * found.pool_of("generation").gpu_memory
-
-
 def test_no_rank_of_training_is_without_a_conversation():
     found = plan(GRPO, overrides=("workload.num_prompts=1", "workload.group_size=3"))
     policy = found.component("policy")
     assert policy.fsdp_size * policy.num_replicas <= 3
-
-
-def test_a_cpu_by_another_name_has_the_memory_of_a_cpu():
-    request = {"reward_models": {"rm": {"model": "Qwen/Qwen3-0.6B", "dtype": "float32"}}}
-    table, own = (plan({**request, "cluster": {"gpu": gpu}}) for gpu in ("cpu", {"like": "cpu", "name": "here"}))
-    assert own.pools[0].memory == table.pools[0].memory
-    assert any(item.name == "libraries" for item in own.pools[0].memory[0].persistent)
 
 
 def test_sleeping_frees_nothing_on_a_cpu():
@@ -116,30 +87,12 @@ def test_an_engine_that_is_awake_keeps_its_cache_while_others_work():
             assert cached == (memory.component == "generation" or sleeps == "false")
 
 
-@pytest.mark.parametrize("fixed", ["pools=apart", "pools=[[policy, reference], [generation, rm]]"])
-def test_a_plan_that_waits_much_says_which_change_uses_its_gpus(fixed):
-    notes = [note for note in plan(GRPO, overrides=(fixed,)).notes if "wait" in note]
-    assert len(notes) == 2
-    for note in notes:
-        change, after = re.search(r"with (\S+) it takes (.+) instead", note).groups()
-        assert show_seconds(plan(GRPO, overrides=(fixed, change)).step_seconds) == after
-
-
-def test_a_plan_that_is_busy_suggests_nothing():
-    assert not any("wait" in note for note in plan(GRPO, overrides=("pools=together",)).notes)
-
-
 def test_fixed_numbers_are_kept():
     found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
                                   "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip
     assert found.component("policy").num_gpus == 4
     assert found.component("rm").num_gpus == 2
     assert found.component("generation").tensor_parallel_size == 2
-
-
-def test_apart_gives_every_component_its_own_gpus():
-    found = plan(GRPO, overrides=("pools=apart",))
-    assert sorted(pool.name for pool in found.pools) == ["generation", "policy", "reference", "rm"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".yaml"])
@@ -170,12 +123,6 @@ def test_all_wrong_settings_are_named_at_once():
     for name in ("Did you mean 'gpus_per_node'", "policy.tensor_parallel_size must be", "reference must be",
                  "policy.sleeps must be", "pools must be", "policy.lora.rank", "turns", "step_seconds"):  # fmt: skip
         assert name in str(error.value)
-
-
-def test_overrides_leave_the_request_unchanged():
-    before = json.dumps(GRPO)
-    plan(GRPO, overrides=("cluster.nodes=2", "policy.num_gpus=8"))
-    assert json.dumps(GRPO) == before
 
 
 @pytest.mark.parametrize(
@@ -288,6 +235,7 @@ def test_a_broken_rule_and_a_step_time_out_of_reach_are_mended_together():
     plan(request, overrides=error.value.fixes[0])
 
 
+@pytest.mark.slow
 def test_savings_and_hardware_are_combined_where_nothing_less_is_enough():
     request = {**GRPO, "cluster": {}, "policy": {"model": "Qwen/Qwen3-235B-A22B"}, "reference": False}
     with pytest.raises(Infeasible) as error:
@@ -316,8 +264,6 @@ def test_tensor_parallel_groups_larger_than_a_node_are_refused():
     ("changes", "numbers"),
     [
         (("reward_models.rm.num_gpus=6", "reward_models.rm.tensor_parallel_size=4"), "tensor_parallel_size=4"),
-        (("generation.num_gpus=99",), "num_gpus=99 cannot be kept with 8 GPUs"),
-        (("reward_models.rm.num_replicas=5000",), "num_replicas=5000"),
         (("policy.num_gpus=8", "policy.fsdp_size=8", "workload.num_prompts=1", "workload.group_size=4"),
          "fsdp_size=8 cannot be kept with 8 GPUs and 4 conversations of a step"),
     ],
@@ -335,14 +281,10 @@ def test_texts_longer_than_the_model_reads_are_refused():
 
 
 def test_an_engine_with_too_small_a_share_says_so():
-    text = violations("pools=apart", "generation.gpu_memory_utilization=0.07", "generation.tensor_parallel_size=2")
-    assert "more than generation.gpu_memory_utilization=0.07 of it" in text
-    assert "\n  generation.gpu_memory_utilization=0.9\n" in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 ms"), (1.42e-14, "0 ms"), (3e-5, "0.03 ms"), (0.0123, "12.3 ms")])
-def test_a_duration_of_nothing_is_zero(seconds, text):
-    assert show_seconds(seconds) == text
+    request = {"cluster": {"gpus_per_node": 2}, "policy": {"model": "Qwen/Qwen3-4B", "lora": {}}, "pools": "apart"}
+    with pytest.raises(Infeasible, match=r"more than generation.gpu_memory_utilization=0.07 of it") as error:
+        plan({**request, "generation": {"gpu_memory_utilization": 0.07, "tensor_parallel_size": 1}})
+    assert ("generation.gpu_memory_utilization=0.9",) in error.value.fixes
 
 
 def test_a_step_time_out_of_reach_names_the_fastest():
@@ -374,22 +316,6 @@ def test_a_reward_model_with_few_heads_is_divided_by_fsdp_in_a_node(option):
     assert "tensor_parallel_size" not in options
 
 
-def test_quantized_matrices_are_a_byte_each_after_they_were_read_whole():
-    request = {
-        "cluster": {"gpus_per_node": 2},
-        "reward_models": {"rm": {"model": "nvidia/Llama-3.3-Nemotron-70B-Reward"}},
-    }
-    fixed = ("reward_models.rm.tensor_parallel_size=2", "reward_models.rm.quantization=fp8")
-    found = plan(request, overrides=fixed)
-    (memory,) = found.pools[0].memory
-    (weights,) = (item for item in memory.persistent if item.name == "weights")
-    assert 34 < weights.bytes / 1e9 < 37
-    assert max(instant.bytes for instant in memory.instants if instant.name == "load") > 34e9
-    assert memory.peak > 70e9
-    _, options = planned_scorer(found, None, {}, conversations=1)
-    assert (options["quantization"], options["dtype"]) == ("fp8", "bfloat16")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -397,19 +323,23 @@ def test_quantized_matrices_are_a_byte_each_after_they_were_read_whole():
             ("reward_models.rm.quantization=int8",),
             "rm.quantization=int8 does not run on h100_sxm.*\n.*\n.*quantization=fp8",
         ),
-        (("reward_models.rm.quantization=fp8", "cluster.gpu=a100_sxm"), "does not run on a100_sxm"),
         (("reward_models.rm.quantization=fp8", "reward_models.rm.fsdp_size=2"), "fsdp_size=2, quantization=fp8 cannot"),
-        (
-            ("reward_models.rm.tensor_parallel_size=2", "reward_models.rm.fsdp_size=2"),
-            "fsdp_size=2, tensor_parallel_size=2",
-        ),
-        (("policy.dtype=int8",), "policy.dtype must be 'float32', 'bfloat16' or 'float16'"),
-        (("generation.dtype=fp8",), "generation.dtype must be"),
     ],
 )
 def test_what_cannot_be_loaded_is_not_planned(changes, message):
     with pytest.raises(ConfigError, match=message):
         plan(GRPO, overrides=changes)
+
+
+def test_quantized_matrices_are_a_byte_each_after_they_were_read_whole():
+    rm = {"model": "nvidia/Llama-3.3-Nemotron-70B-Reward", "tensor_parallel_size": 2, "quantization": "fp8"}
+    found = plan({"cluster": {"gpus_per_node": 2}, "reward_models": {"rm": rm}})
+    (memory,) = found.pools[0].memory
+    (weights,) = (item for item in memory.persistent if item.name == "weights")
+    assert 34 < weights.bytes / 1e9 < 37
+    assert max(instant.bytes for instant in memory.instants if instant.name == "load") > 34e9
+    _, options = planned_scorer(found, None, {}, conversations=1)
+    assert (options["quantization"], options["dtype"]) == ("fp8", "bfloat16")
 
 
 def test_pools_must_list_each_component_once():
@@ -419,22 +349,10 @@ def test_pools_must_list_each_component_once():
         assert part in str(error.value)
 
 
-def test_an_override_of_one_model_leaves_another_with_the_same_yaml_alias(tmp_path):
-    file = tmp_path / "request.yaml"
-    file.write_text("policy: &m {model: Qwen/Qwen3-8B}\nreward_models: {rm: *m}\ncluster: {gpus_per_node: 8}\n")
-    found = plan(file, overrides=("policy.num_gpus=8", "policy.fsdp_size=8", "reward_models.rm.sleeps=false"))
-    assert found.component("policy").fsdp_size == 8
-
-
 @pytest.mark.parametrize("change", ["policy.tensor_parallel_size=2", "policy.fsdp_size=4"])
 def test_a_policy_that_generates_with_its_own_weights_is_whole_on_each_gpu(change):
     with pytest.raises(ConfigError, match=f"{change}: generation by transformers needs the policy's whole weights"):
         plan(GRPO, overrides=(change, "generation.engine=transformers"))
-
-
-def test_generation_on_the_policys_weights_has_no_numbers_of_its_own():
-    with pytest.raises(ConfigError, match=r"generation.num_gpus=2.*remove it"):
-        plan(GRPO, overrides=("generation.engine=transformers", "generation.num_gpus=2"))
 
 
 @pytest.mark.parametrize("change", ["cluster.nodes=1000000000000", "cluster.gpus_per_node=1000000000000"])
@@ -444,8 +362,8 @@ def test_a_cluster_of_absurd_size_is_refused(change):
 
 
 def test_more_components_than_can_be_tried_ask_for_their_pools():
-    models = {f"rm{index}": {"model": "Qwen/Qwen3-0.6B"} for index in range(7)}
-    request = {**GRPO, "reward_models": models}
-    with pytest.raises(Infeasible, match=r"10 components can share GPUs in too many ways.*(?s:.)*pools=together"):
+    models = {f"rm{index}": {"model": "Qwen/Qwen3-0.6B"} for index in range(9)}
+    request = {"cluster": {}, "reward_models": models}
+    with pytest.raises(Infeasible, match=r"9 components can share GPUs in too many ways.*(?s:.)*pools=together"):
         plan(request)
     assert len(plan({**request, "pools": "together"}).pools) == 1

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from agents import grpo
 from gym_rm.config import load_config
-from gym_rm.policy.defaults import complete
+from gym_rm.policy.defaults import fill_defaults
 from gym_rm.policy.grpo_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ SMALL = (
 
 
 def settings_of(folder: Path, *overrides: str) -> GRPOSettings:
-    return complete(load_config(GRPOSettings, None, [*SMALL, f"output={folder}", *overrides]))
+    return fill_defaults(load_config(GRPOSettings, None, [*SMALL, f"output={folder}", *overrides]))
 
 
 def train(folder: Path, *overrides: str) -> Any:

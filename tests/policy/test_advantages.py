@@ -95,8 +95,8 @@ def test_gdpo_leaves_out_components_that_belong_to_the_prompts_of_other_groups()
     assert (np.sign(result) == [1, -1, -1, -1, 1, 0]).all()
     assert np.isfinite(result).all()
     whole = np.array(list(parts.values())).T
-    assert estimators.flat_groups(whole, groups).tolist() == []
-    assert estimators.flat_groups(np.where(np.isnan(whole), nan, 1.0), groups).tolist() == [0, 1]
+    assert estimators.zero_variance_groups(whole, groups).tolist() == []
+    assert estimators.zero_variance_groups(np.where(np.isnan(whole), nan, 1.0), groups).tolist() == [0, 1]
 
 
 def test_advantages_of_grpo_and_gdpo_equal_those_of_trl():
@@ -139,7 +139,7 @@ def test_rows_without_a_signal_get_exactly_zero(estimator, batch):
     result = advantages(rewards, groups, estimator)
     assert np.isfinite(result).all()
     assert not result[~np.isfinite(rewards)].any()
-    assert not result[np.isin(groups, estimators.flat_groups(rewards, groups))].any()
+    assert not result[np.isin(groups, estimators.zero_variance_groups(rewards, groups))].any()
 
 
 @every_estimator
@@ -187,17 +187,17 @@ def test_rewards_that_differ_by_less_than_the_floor_get_small_advantages(estimat
 
 def test_components_give_a_signal_where_their_sum_gives_none():
     parts = {"right": np.array([1.0, 0, 0]), "short": np.array([0.0, 1, 1])}
-    assert estimators.flat_groups(np.ones(3), np.zeros(3)).tolist() == [0]
-    assert estimators.flat_groups(np.stack(list(parts.values()), axis=1), np.zeros(3)).size == 0
+    assert estimators.zero_variance_groups(np.ones(3), np.zeros(3)).tolist() == [0]
+    assert estimators.zero_variance_groups(np.stack(list(parts.values()), axis=1), np.zeros(3)).size == 0
     result = advantages(np.ones(3), np.zeros(3), "gdpo", components=parts, weights={"short": 0.5})
     assert result[0] > 0 > result[1] == result[2]
 
 
-def test_flat_groups_are_those_without_two_valid_rewards_that_differ():
+def test_zero_variance_groups_are_those_without_two_valid_rewards_that_differ():
     rewards = np.array([1, 1, 2, 1, 5, np.nan, 3, 4, np.inf])
     groups = np.array([0, 0, 7, 7, 2, 2, 3, 3, 3])
-    assert estimators.flat_groups(rewards, groups).tolist() == [0, 2]
-    assert estimators.flat_groups(np.array([]), np.array([])).tolist() == []
+    assert estimators.zero_variance_groups(rewards, groups).tolist() == [0, 2]
+    assert estimators.zero_variance_groups(np.array([]), np.array([])).tolist() == []
 
 
 @every_estimator

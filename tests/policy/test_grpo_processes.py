@@ -140,7 +140,6 @@ def test_a_second_process_on_the_same_folder_is_refused_and_signals_end_the_firs
     assert checkpoint.name == f"step-{steps_of(run):08d}"
 
 
-@pytest.mark.usefixtures("children_hear_sigint")
 def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
     process = start(f"output={tmp_path / 'run'}", "steps=100000")
     wait_for(lambda: steps_of(tmp_path / "run") >= 1, process)

@@ -31,7 +31,7 @@ def uninterrupted(tmp_path_factory):
 MOMENTS = {
     "in the first measurement": (LocalSampler, "sample", 1),
     "while a step is sampled": (LocalSampler, "sample", 5),
-    "while it learns": (Learner, "update", 3),
+    "while it learns": (Learner, "optimizer_step", 3),
     "while the best policy is written": (learner, "save_policy", 1),
     "before a checkpoint": (run_folder, "save_checkpoint", 2),
     "while the last policy is written": (grpo.RunFolder, "finish", 1),
@@ -68,7 +68,7 @@ def test_a_killed_run_resumes_to_the_same_end(moment, tmp_path, monkeypatch, uni
 def test_a_killed_run_with_other_settings_resumes_to_the_same_end(options, tmp_path, monkeypatch):
     train(tmp_path / "whole", *options)
     with monkeypatch.context() as patch:
-        kill_at(patch, grpo, "shaped_rewards", 4)
+        kill_at(patch, grpo, "estimate", 4)
         with pytest.raises(Killed):
             train(tmp_path / "run", *options)
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
@@ -78,7 +78,7 @@ def test_a_killed_run_with_other_settings_resumes_to_the_same_end(options, tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_run_resumes(number, tmp_path, monkeypatch, uninterrupted):
-    update, handler = Learner.update, signal.getsignal(number)
+    update, handler = Learner.optimizer_step, signal.getsignal(number)
 
     def signalled(self):
         if self.version == 2:
@@ -86,7 +86,7 @@ def test_a_signal_saves_and_the_run_resumes(number, tmp_path, monkeypatch, unint
         return update(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "update", signalled)
+        patch.setattr(Learner, "optimizer_step", signalled)
         stop = train(tmp_path / "run")
     assert stop == number
     assert signal.getsignal(number) == handler

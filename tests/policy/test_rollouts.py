@@ -12,12 +12,12 @@ import torch
 import gym_rm
 from agents import grpo
 from gym_rm.errors import ConfigError
-from gym_rm.policy.advantages import flat_groups
+from gym_rm.policy.advantages import zero_variance_groups
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollout_schedule import RolloutSchedule
-from gym_rm.policy.rollouts import Samples
+from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.runs import read_run
 from gym_rm.scorer import load_scorer
@@ -52,7 +52,7 @@ class Run:
 
     def play(self, batch, group_size=4):
         envs = grpo.make_envs(self.settings, self.prompts, self.scorer, len(batch.playing), group_size)
-        rollouts = grpo.play(envs, self.sampler, batch, PhaseTimer())
+        rollouts = grpo.play(envs, self.sampler, batch, PhaseTimer()).rollouts
         envs.close()
         return rollouts
 
@@ -61,7 +61,7 @@ class Run:
 
     def learn(self, rollouts):
         parts = (self.learner, self.scorer, self.settings, PhaseTimer())
-        return grpo.train_step(1, lambda step: rollouts, *parts)[1:]
+        return grpo.train_step(1, lambda step: RolloutTable(rollouts), *parts)[1:]
 
 
 def plain_log_probs(model, prompt, token_ids):
@@ -75,12 +75,12 @@ def plain_log_probs(model, prompt, token_ids):
 def test_every_turn_learns_exactly_what_was_sampled(template, tmp_path):
     run = Run(tmp_path, "env.max_turns=2", template=template)
     rollouts = run.step()
-    samples = Samples(rollouts)
+    samples = RolloutTable(rollouts)
     assert len(samples.turns) == 2 * len(rollouts) == 32
     for turn in samples.turns[:8]:
         expected = plain_log_probs(run.learner.start.model, turn.prompt, turn.completion.token_ids)
         np.testing.assert_allclose(turn.completion.log_probs, expected, atol=1e-5)
-    learnt = samples.in_order(run.learner.log_probs(run.learner.batches(samples.turns, samples.groups)))
+    learnt = samples.scatter(run.learner.log_probs(run.learner.batches(samples.turns, samples.groups)))
     np.testing.assert_allclose(learnt, samples.log_probs, atol=1e-5)
     second = run.learner.start.tokenizer.decode(rollouts[0].turns[1].prompt)
     assert (rollouts[0].turns[0].completion.text in second) == (template is None)
@@ -136,20 +136,22 @@ def test_rewards_of_turns(reward_on, tmp_path):
     assert run.learn(rollouts)[1]["grad_norm"] > 0
 
 
-def test_only_flat_groups_are_replaced_and_only_so_often(tmp_path):
+def test_only_zero_variance_groups_are_replaced_and_only_so_often(tmp_path):
     def flat_for_even_numbers(conversations):
         names = [messages[0]["content"].split()[2] for messages in conversations]
         return [0.0 if int(n) % 2 == 0 else len(m[-1]["content"]) for n, m in zip(names, conversations, strict=True)]
 
     run = Run(tmp_path, "sampling.temperature=2", scorer=flat_for_even_numbers)
     rollouts = run.step()
-    flat = grpo.groups_without_signal(rollouts, run.settings)
-    rewards, groups = Samples(rollouts).column("reward"), Samples(rollouts).column("group")
+    flat = grpo.zero_variance_groups(RolloutTable(rollouts), run.settings)
+    rewards, groups = RolloutTable(rollouts).column("reward"), RolloutTable(rollouts).column("group")
     assert 0 < len(flat) < 4
-    assert flat.tolist() == flat_groups(rewards, groups).tolist()
+    assert flat.tolist() == zero_variance_groups(rewards, groups).tolist()
     others = run.play(run.schedule.replacing(flat, step=1, attempt=1))
     assert {rollout.group for rollout in others} == set(flat.tolist())  # whole groups
-    for ours, theirs in zip(grpo.replaced(rollouts, others), rollouts, strict=True):
+    for ours, theirs in zip(
+        RolloutTable.joined([RolloutTable(rollouts), RolloutTable(others)]).rollouts, rollouts, strict=True
+    ):
         assert ours.row == theirs.row
         assert (ours.attempt == 1) == (ours.group in flat)
 

@@ -14,7 +14,7 @@ from gym_rm import Scores
 from gym_rm.checks import model_source
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
-from gym_rm.policy.rollouts import Samples, tokens_between
+from gym_rm.policy.rollouts import RolloutTable, tokens_between
 from gym_rm.reports.runs import read_run
 from tests import chain_models, tiny_models
 from tests.chain_models import END
@@ -57,7 +57,7 @@ def test_the_steps_of_a_reply_have_its_tokens_also_if_the_template_opens_the_thi
     options = ("sampling.max_new_tokens=8", "env.max_turns=2", f"policy.model={policy}", "advantage.steps=sum")
     run = Run(tmp_path, *options, scorer=rated)
     rollouts = run.step()
-    for turn in Samples(rollouts).turns:
+    for turn in RolloutTable(rollouts).turns:
         ids, ends = turn.completion.token_ids, [0, *np.cumsum(turn.step_lengths)]
         said = ["".join(run.learner.start.tokenizer.decode(ids[a:b])) for a, b in itertools.pairwise(ends)]
         assert ends[-1] == len(ids)
@@ -75,9 +75,9 @@ def test_tokens_learn_from_their_own_step_and_failed_rows_from_none(credit, tmp_
     run = Run(tmp_path, *options, scorer=rated)
     rollouts = run.step()
     rollouts[3] = dataclasses.replace(rollouts[3], turns=(dataclasses.replace(rollouts[3].turns[0], reward=math.nan),))
-    samples = Samples(rollouts)
+    samples = RolloutTable(rollouts)
     numbered = [np.arange(1.0, 1 + len(steps)) for steps in samples.steps]
-    values = np.split(samples.of_steps(numbered), np.cumsum([each.num_tokens for each in rollouts])[:-1])
+    values = np.split(samples.spread_over_tokens(numbered), np.cumsum([each.num_tokens for each in rollouts])[:-1])
     assert (values[3] == 0).all()
     for rollout, of_rollout in zip(rollouts, values, strict=True):
         lengths = [length for turn in rollout.turns for length in turn.step_lengths]
@@ -92,7 +92,7 @@ def test_a_turn_that_was_not_scored_has_the_value_of_the_next_step(tmp_path):
     run = Run(tmp_path, "env.max_turns=2", "env.reward_on=end", scorer=rated)
     rollout = run.step()[0]
     first, last = (len(turn.completion.token_ids) for turn in rollout.turns)
-    values = Samples([rollout]).of_steps([np.arange(1.0, 1 + len(rollout.step_rewards))])
+    values = RolloutTable([rollout]).spread_over_tokens([np.arange(1.0, 1 + len(rollout.step_rewards))])
     assert rollout.turns[0].step_rewards == ()
     assert values[:first].tolist() == [1.0] * first
     assert len(values) == first + last

@@ -10,7 +10,7 @@ from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.rollout_metrics import rollout_metrics
-from gym_rm.policy.rollouts import Samples
+from gym_rm.policy.rollouts import RolloutTable
 from tests.policy import test_rollouts
 from tests.policy.test_rollouts import Run
 from tests.policy.turns import gradients, plain
@@ -58,7 +58,7 @@ def test_the_gradient_is_that_of_the_sampled_tokens_and_calls_get_the_credit_of_
     run = Run(tmp_path, *OPTIONS, f"advantage.per_turn={per_turn}", scorer=lengths, prompts=PROMPTS, template=template)
     model, tokenizer = run.learner.start.model, run.learner.start.tokenizer
     rollouts = run.step()
-    samples = Samples(rollouts)
+    samples = RolloutTable(rollouts)
     assert {len(rollout.turns) for rollout in rollouts} == {1, 2, 3}
     assert all(turn.reward == 0 for rollout in rollouts for turn in rollout.turns[:-1])
     shown = [tokenizer.decode(turn.prompt) for rollout in rollouts for turn in rollout.turns[1:]]
@@ -85,8 +85,10 @@ def test_the_gradient_is_that_of_the_sampled_tokens_and_calls_get_the_credit_of_
     by_hand = gradients(loss, model)
 
     learnt = {}
-    update = run.learner.update
-    run.learner.update = lambda: learnt.update({n: p.grad.clone() for n, p in model.named_parameters()}) or update()
+    update = run.learner.optimizer_step
+    run.learner.optimizer_step = lambda: (
+        learnt.update({n: p.grad.clone() for n, p in model.named_parameters()}) or update()
+    )
     run.learn(rollouts)
     largest = max(float(each.abs().max()) for each in by_hand.values())
     assert largest > 1e-3

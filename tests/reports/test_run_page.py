@@ -1,8 +1,6 @@
 """The page of a run: complete without a browser, and in a real one without network, errors or HTML of replies."""
 
-import dataclasses
 import re
-import shutil
 
 import pytest
 
@@ -10,11 +8,9 @@ from gym_rm.errors import ConfigError
 from gym_rm.reports.curves import Curve
 from gym_rm.reports.run_page import changed_settings, run_page, write_run_page
 from gym_rm.reports.runs import RunWriter, read_run
-from tests.reports.example_run import SETTINGS, conversation, write_run
+from tests.reports.example_run import SETTINGS, conversation
 from tests.reports.test_monitor import RUNS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 HOSTILE = '</script><script>window.hacked = 1</script><img src="https://example.org/x" onerror="window.hacked = 1">'
 ARABIC = "مرحبا \u202e abc"
 
@@ -60,38 +56,9 @@ def full(tmp_path_factory):
     return read_run(write_full(tmp_path_factory.mktemp("runs") / "full"))
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser, tmp_path):
-    """Function that writes and opens a page; the test fails if it asks for anything else or reports an error."""
-    requests, complaints, contexts = [], [], []
-
-    def open_page(run, *, scheme="light"):
-        path = write_run_page(run, tmp_path / "page.html")
-        contexts.append(browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme))
-        tab = contexts[-1].new_page()
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.goto(path.as_uri())
-        return tab
-
-    yield open_page
-    assert not complaints
-    assert all(url.startswith(("file:", "data:")) for url in requests)
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
-    for context in contexts:
-        context.close()
+def opened(open_file, tmp_path):
+    return lambda run, **options: open_file(write_run_page(run, tmp_path / "page.html"), **options)
 
 
 OVERLAPS = """() => {
@@ -171,11 +138,8 @@ def test_steps_are_coloured_by_their_rewards(opened, tmp_path):
     ("view", "filters", "count"),
     [
         ("held_out", {"#text": "question 17?"}, 1),
-        ("held_out", {"#group": "p3"}, 1),
         ("held_out", {"#step": "10", "#outcome": "wrong"}, 20),
         ("held_out", {"#outcome": "better", "#text": "question 2"}, 11),
-        ("train", {"#step": "20"}, 3),
-        ("train", {"#group": "1"}, 4),
         ("train", {"#text": "sample 2 of 0"}, 4),
         ("train", {"#outcome": "failed"}, 0),
     ],
@@ -215,16 +179,6 @@ def test_dark_mode_phones_and_paper(opened, full):
     assert not tab.locator(".filters").is_visible()
 
 
-def test_only_a_page_of_many_conversations_is_drawn(opened, tmp_path):
-    run = read_run(write_full(tmp_path / "large", steps=10, prompts=2))
-    rows = [run.conversations[0] | {"prompt_id": f"p{n // 2}", "step": n % 2} for n in range(10_000)]
-    tab = opened(dataclasses.replace(run, conversations=tuple(rows)))
-    assert tab.locator("#count").inner_text() == "5,000 prompts · page 1 of 250"
-    assert tab.locator("article").count() == 20
-    tab.fill("#group", "p4321")
-    tab.locator("#count", has_text=re.compile("^1 prompt ")).wait_for()
-
-
 # --- without a browser -------------------------------------------------------------------------------------------
 
 
@@ -248,28 +202,11 @@ def test_only_settings_that_differ_are_shown(full):
     assert dict(changed_settings(full)) == {"seed": 7, "env.reward_model": "org/model", "loss.kl_coef": 0.05}
 
 
-def test_a_short_run_has_the_charts_it_has_values_for(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("held_out", 0, {"reward_mean": 0.5})
-    assert run_page(read_run(tmp_path)).count("<svg") == 1
-    writer.add_metrics("train", 1, {"reward_mean": None, "kl": 0.0})
-    assert run_page(read_run(tmp_path)).count("<svg") == 2
-
-
 def test_control_characters_and_lone_surrogates_are_written_as_escapes(tmp_path):
     run = read_run(write_full(tmp_path / "run", steps=10, prompts=2, hostile="\x00\x1b[31m \ud800"))
     text = write_run_page(run, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
     assert "\x00" not in text
     assert "\x1b" not in text
-
-
-def test_a_long_reply_is_cut_in_the_middle(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("train", 1, {"reward_mean": 0.5})
-    writer.add_conversation(1, conversation("a", "start " + "x" * 90_000 + " end"), prompt_id="p", reward=1.0)
-    page = run_page(read_run(tmp_path))
-    assert "characters\\u2026] x" in page
-    assert len(page) < 60_000
 
 
 def test_turns_that_all_replies_share_are_written_once(tmp_path):
@@ -300,7 +237,3 @@ def test_a_run_of_a_reward_model_has_its_curves(tmp_path):
     assert page.count('class="dot held"') == 2
     assert page.count("<svg") == 2
     assert "reward hacking" not in page
-
-
-def test_the_page_of_the_small_example(tmp_path):
-    assert run_page(read_run(write_run(tmp_path / "run"))).count("<svg") == 3

@@ -1,9 +1,6 @@
-import re
-
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.reports.curves import read_curve
 from gym_rm.reports.runs import RunWriter, read_run
 from tests.reports.example_run import SETTINGS, conversation
 
@@ -14,14 +11,6 @@ def test_read_run_returns_the_written_values(folder):
     assert [row["step"] for row in run.training] == list(range(1, 21))
     assert [row["step"] for row in run.held_out] == [0, 10, 20]
     assert run.conversations[0]["messages"] == conversation("What is 1 + 0?", "It is 0.")
-
-
-def test_every_line_is_written_immediately(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("train", 1, {"reward_mean": 0.5})
-    (row,) = read_curve(tmp_path / "metrics.csv")
-    assert row["reward_mean"] == "0.5"
-    assert float(row["seconds"]) >= 0
 
 
 def test_a_metric_that_is_not_finite_is_an_error(tmp_path):
@@ -39,11 +28,6 @@ def test_a_folder_without_a_run_raises_config_error(tmp_path):
         read_run(tmp_path)
 
 
-def test_the_caption_names_policy_and_reward_model(folder):
-    caption = read_run(folder).caption
-    assert re.fullmatch(r"20 steps in \d+ s, seed 7, policy embedded, reward model org/model", caption)
-
-
 def test_a_repeated_prompt_gives_one_pair(folder):
     pairs = read_run(folder).before_and_after()
     assert [(before["step"], after["step"], before["prompt_id"]) for before, after in pairs] == [
@@ -51,13 +35,6 @@ def test_a_repeated_prompt_gives_one_pair(folder):
         (0, 20, "p1"),
     ]
     assert all(before["prompt_id"] == after["prompt_id"] for before, after in pairs)
-
-
-def test_a_run_with_one_measurement_has_no_pairs(tmp_path):
-    writer = RunWriter(tmp_path, {})
-    writer.add_metrics("held_out", 0, {"reward_mean": 0.0})
-    writer.add_conversation(0, conversation("What?", "That."), prompt_id="p", reward=0.0)
-    assert read_run(tmp_path).before_and_after() == []
 
 
 def test_values_come_back_with_their_types(tmp_path):
@@ -76,7 +53,7 @@ def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
         components={"help": 0.5, "safety": float("nan")},
         verdicts={"math/verdict": "timeout"}, step_rewards=[[0.5]], step_ends=[[7]],
     )  # fmt: skip
-    RunWriter.add_metrics(RunWriter(tmp_path, {}, after=4), "train", 4, {})
+    RunWriter.add_metrics(RunWriter(tmp_path, {}, resume_after=4), "train", 4, {})
     (row,) = read_run(tmp_path).conversations
     assert row == {
         "step": 4, "phase": "train", "group": 2, "prompt_id": "p", "reward": None, "advantage": -0.5, "right": None,
@@ -108,7 +85,7 @@ def test_a_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, last):
     for name in ("metrics.csv", "held_out.csv", "conversations.jsonl"):
         with (tmp_path / "killed" / name).open("a") as file:
             file.write('{"step": 1' if name.endswith("jsonl") else "13,0.1")  # killed in the middle of a line
-    write_steps(RunWriter(tmp_path / "killed", SETTINGS, after=5), range(6, 13))
+    write_steps(RunWriter(tmp_path / "killed", SETTINGS, resume_after=5), range(6, 13))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -116,12 +93,12 @@ def test_the_seconds_of_a_resumed_run_go_on(tmp_path):
     writer = RunWriter(tmp_path, {})
     writer._started -= 100
     writer.add_metrics("train", 1, {})
-    RunWriter(tmp_path, {}, after=1).add_metrics("train", 2, {})
+    RunWriter(tmp_path, {}, resume_after=1).add_metrics("train", 2, {})
     assert [row["seconds"] >= 100 for row in read_run(tmp_path).training] == [True, True]
 
 
 def test_a_run_without_a_checkpoint_can_begin_again(folder):
-    RunWriter(folder, {}, again=True).add_metrics("train", 1, {"reward_mean": 0.0})
+    RunWriter(folder, {}, replace=True).add_metrics("train", 1, {"reward_mean": 0.0})
     run = read_run(folder)
     assert (len(run.training), len(run.held_out), len(run.conversations)) == (1, 0, 0)
 
@@ -134,7 +111,7 @@ def test_a_line_that_was_not_written_to_its_end_is_not_read(folder):
 
 
 def test_conversations_of_training_steps_are_not_before_and_after(folder):
-    writer = RunWriter(folder, SETTINGS, after=20)
+    writer = RunWriter(folder, SETTINGS, resume_after=20)
     writer.add_conversation(20, conversation("What is 1 + 0?", "Sampled."), prompt_id="p0", reward=0.0, phase="train")
     assert all("Sampled" not in after["messages"][-1]["content"] for _, after in read_run(folder).before_and_after())
 
@@ -146,7 +123,7 @@ def test_a_damaged_line_in_the_middle_of_a_curve_is_named(tmp_path, damaged):
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
-        RunWriter(tmp_path, {}, after=4)
+        RunWriter(tmp_path, {}, resume_after=4)
 
 
 @pytest.mark.parametrize("damaged", ['{"step"', "null", '{"step": "a"}'])
@@ -155,7 +132,7 @@ def test_a_damaged_conversation_is_named_when_a_run_goes_on(tmp_path, damaged):
     run.add_metrics("train", 1, {"loss": 1.0})
     (tmp_path / "conversations.jsonl").write_text(damaged + "\n")
     with pytest.raises(ConfigError, match=r"line 1 of conversations.jsonl"):
-        RunWriter(tmp_path, {}, after=1)
+        RunWriter(tmp_path, {}, resume_after=1)
 
 
 def test_a_settings_file_without_settings_is_named(tmp_path):

@@ -2,8 +2,6 @@
 
 import copy
 import functools
-import time
-import timeit
 from decimal import Decimal
 from fractions import Fraction
 
@@ -351,13 +349,3 @@ def test_a_series_is_read_by_position_or_refused():
         FunctionScorer(lambda conversations: pandas.DataFrame([[1.0] * 3] * 3)).score(SAID)
     with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got"):
         FunctionScorer(right).score(SAID, pandas.Series(PROMPTS, index=[2, 1, 0]))
-
-
-@pytest.mark.parametrize("function", [length, right, lambda conversation: 1.0], ids=["once", "prompts", "by row"])
-def test_twice_the_rows_take_twice_the_time(function):
-    def seconds(rows):
-        given = [said("one")] * rows, [PROMPTS[0]] * rows
-        score = functools.partial(FunctionScorer(function).score, *given)
-        return min(timeit.repeat(score, timer=time.process_time, number=1, repeat=3))
-
-    assert seconds(40_000) < 8 * seconds(10_000)  # 16 times, if each row looked at all rows

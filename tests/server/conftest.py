@@ -8,6 +8,7 @@ collect_ignore = [] if INSTALLED else [path.name for path in Path(__file__).pare
 
 if INSTALLED:
     import contextlib
+    import time
 
     import httpx
     from recording import RecordingScorer
@@ -24,6 +25,18 @@ if INSTALLED:
             pool = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             with httpx.Client(base_url=server.url, timeout=600, limits=pool, trust_env=False) as client:
                 yield server, client
+
+    def wait_until(condition, seconds=60):
+        """Wait until a condition holds; it fails after some seconds."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "the condition did not become true in time"
+            time.sleep(0.01)
+
+    @pytest.fixture(name="wait_until", scope="session")
+    def wait_until_fixture():
+        """`wait_until(condition)`."""
+        return wait_until
 
     @pytest.fixture(name="serving", scope="session")
     def serving_fixture():

@@ -39,6 +39,7 @@ def shell(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="no bash")
 def test_the_commands_of_the_page_run(shell, embedded):
     run = shell(commands("server.md"))
@@ -49,6 +50,7 @@ def test_the_commands_of_the_page_run(shell, embedded):
     assert "gym_rm_weight_updates_total 1.0" in run.stdout
 
 
+@pytest.mark.slow
 def test_the_endpoint_of_openrlhf_runs(shell):
     run = shell(commands("adapters/openrlhf.md"))
     assert run.returncode == 0, run.stdout + run.stderr

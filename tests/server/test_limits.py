@@ -1,7 +1,6 @@
 import base64
 import logging
 import threading
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -165,12 +164,11 @@ def test_the_limits_apply_to_other_protocols_in_their_shape(small):
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
 
 
-def test_a_queue_over_the_limit_gets_status_429_with_retry_after(serving):
+def test_a_queue_over_the_limit_gets_status_429_with_retry_after(serving, wait_until):
     gate = Gate()
     with serving(gate, limits={"max_queue": 4}) as (server, client), ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(client.post, "/v1/rewards", json=ONE) for _ in range(4)]
-        while server.service._queued < 4:
-            time.sleep(0.01)
+        wait_until(lambda: server.service._queued == 4)
         reply = client.post("/v1/rewards", json=ONE)
         gate.open.set()
         assert [each.result().status_code for each in waiting] == [200] * 4
@@ -187,13 +185,12 @@ def test_a_request_larger_than_the_queue_is_not_told_to_try_again(serving):
     assert len(scores.rewards) == 9
 
 
-def test_a_request_over_its_deadline_gets_status_503_and_leaves_the_queue(serving):
+def test_a_request_over_its_deadline_gets_status_503_and_leaves_the_queue(serving, wait_until):
     gate = Gate()
     with serving(gate, limits={"request_timeout": 0.1}) as (server, client):
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(client.post, "/v1/rewards", json=ONE)
-            while len(gate.sizes) < 2:
-                time.sleep(0.01)
+            wait_until(lambda: len(gate.sizes) == 2)
             reply = client.post("/v1/rewards", json=ONE)
             assert code_of(reply) == (503, "deadline")
             assert "retry-after" in reply.headers
@@ -203,28 +200,25 @@ def test_a_request_over_its_deadline_gets_status_503_and_leaves_the_queue(servin
     assert gate.sizes == [4, 1]  # the expired request was not scored
 
 
-def test_a_client_that_has_gone_is_not_scored(serving):
+def test_a_client_that_has_gone_is_not_scored(serving, wait_until):
     gate = Gate()
     with serving(gate) as (server, client), ThreadPoolExecutor(1) as pool:
         busy = pool.submit(client.post, "/v1/rewards", json=ONE)
-        while len(gate.sizes) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: len(gate.sizes) == 2)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + "/v1/rewards", json=ONE, timeout=0.2, trust_env=False)
-        while server.service._queued > 1:
-            time.sleep(0.01)
+        wait_until(lambda: server.service._queued == 1)
         gate.open.set()
         assert busy.result().status_code == 200
     assert gate.sizes == [4, 1]
 
 
-def test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32(serving):
+def test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32(serving, wait_until):
     gate = Gate()
     with serving(gate) as (server, client), ThreadPoolExecutor(256) as pool:
         bodies = [{"conversations": [chat("a", "x" * length)]} for length in range(1, 257)]
         waiting = [pool.submit(client.post, "/v1/rewards", json=body) for body in bodies]
-        while server.service._queued < 256:  # requests collect while a batch is scored
-            time.sleep(0.01)
+        wait_until(lambda: server.service._queued == 256)  # requests collect while a batch is scored
         gate.open.set()
         replies = [each.result().json() for each in waiting]
     assert [reply["rewards"] for reply in replies] == [[float(length)] for length in range(1, 257)]

@@ -206,7 +206,7 @@ def test_metrics_count_unique_tokens(serving, embedded):
     with serving(embedded) as (_, client):
         client.post("/v1/rewards", json={"conversations": [chat("2 + 2?", "4"), chat("2 + 2?", "5")]})
         lines = dict(line.split(" ") for line in client.get("/metrics").text.splitlines() if line[0] != "#")
-    assert 0 < float(lines["gym_rm_unique_tokens_total"]) < float(lines["gym_rm_tokens_total"])
+    assert 0 < float(lines["gym_rm_unique_tokens_total"]) < float(lines["gym_rm_num_tokens_total"])
 
 
 def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(serving, embedded):

@@ -56,13 +56,21 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture
-def app():
-    return PageApp()
+@pytest.fixture(scope="module")
+def served():
+    app = PageApp()
+    with serve(app) as url:
+        yield app, url
 
 
 @pytest.fixture
-def tab(app, browser):
+def app(served):
+    served[0].__init__()
+    return served[0]
+
+
+@pytest.fixture
+def tab(app, served, browser):
     """The page, opened; the test fails if it contacts another host, breaks its own policy or raises an error."""
     context = browser.new_context()
     opened = context.new_page()
@@ -71,13 +79,13 @@ def tab(app, browser):
     opened.on("pageerror", lambda problem: complaints.append(str(problem)))
     opened.on("console", lambda message: complaints.append(message.text) if "Security Policy" in message.text else None)
     opened.on("request", lambda request: hosts.add(request.url.split("/")[2]))
-    with serve(app) as url:
-        opened.goto(url)
-        model_is(opened, "fake")
-        yield opened
-        assert not complaints
-        assert hosts == {url.split("/")[2]}
-        context.close()
+    url = served[1]
+    opened.goto(url)
+    model_is(opened, "fake")
+    yield opened
+    assert not complaints
+    assert hosts == {url.split("/")[2]}
+    context.close()
 
 
 def score(tab, text, *, replies=None):

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence, TokenTree
 from gym_rm.training.comparison_batches import micro_batches, share_of_rank, steps_of
 from gym_rm.training.comparison_sets import EncodedComparison
 
@@ -36,7 +37,9 @@ def read_back(micro):
 @pytest.mark.parametrize("tree", [True, False])
 @given(examples=examples, budget=st.integers(1, 60), longest=st.sampled_from([None, 0, 5]))
 def test_every_comparison_is_in_one_micro_batch_with_its_own_values(tree, examples, budget, longest):
-    found = micro_batches(examples, tree=tree, max_num_batched_tokens=budget, max_width=None, max_batchable_length=longest)
+    found = micro_batches(
+        examples, tree=tree, max_num_batched_tokens=budget, max_width=None, max_batchable_length=longest
+    )
     assert sorted(id(each) for micro in found for each in micro.examples) == sorted(map(id, examples))
     for micro in found:
         expected = [sequence.input_ids.tolist() for each in micro.examples for sequence in each.sequences]

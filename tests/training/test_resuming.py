@@ -42,8 +42,8 @@ def require_same_run(run, other):
 
 # Moments: the owner and name of a function, and the call that does not return.
 MOMENTS = {
-    "in the first step, before a checkpoint": (ParallelModel, "update", 1),
-    "in the middle of a step": (ParallelModel, "update", 4),
+    "in the first step, before a checkpoint": (ParallelModel, "optimizer_step", 1),
+    "in the middle of a step": (ParallelModel, "optimizer_step", 4),
     "after a measurement, before its checkpoint": (trainer_module, "save_checkpoint", 2),
     "while the weights of a checkpoint are written": (checkpoints, "save_file", 3),
     "while the optimizer of a checkpoint is written": (checkpoints, "save_file", 4),
@@ -83,7 +83,7 @@ def test_a_killed_run_with_dropout_and_adapters_resumes_to_the_same_end(saved_mo
     _, whole = train(tmp_path / "whole", saved_model("qwen3"), None, *options)
     settings = settings_of(tmp_path, saved_model("qwen3"), None, *options)
     with monkeypatch.context() as patch:
-        kill_at(patch, ParallelModel, "update", 4)
+        kill_at(patch, ParallelModel, "optimizer_step", 4)
         with pytest.raises(Killed):
             Trainer(settings).run()
     torch.manual_seed(7)
@@ -213,7 +213,7 @@ import os, signal, sys
 from gym_rm.training import checkpoints, parallel_model, trainer
 from gym_rm.cli.main import main
 name, call, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-owner = {"update": parallel_model.ParallelModel, "save_file": checkpoints, "finish": trainer.Trainer}[name]
+owner = {"optimizer_step": parallel_model.ParallelModel, "save_file": checkpoints, "finish": trainer.Trainer}[name]
 function, calls = getattr(owner, name), []
 def dying(*a, **k):
     calls.append(1)
@@ -243,7 +243,9 @@ def arguments_of(folder, model, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "call"), [("update", 1), ("update", 4), ("save_file", 3), ("finish", 1)])
+@pytest.mark.parametrize(
+    ("name", "call"), [("optimizer_step", 1), ("optimizer_step", 4), ("save_file", 3), ("finish", 1)]
+)
 def test_a_process_killed_by_sigkill_resumes_to_the_same_end(name, call, saved_model, tmp_path, uninterrupted):
     arguments = arguments_of(tmp_path / "killed", saved_model("qwen3"))
     killed = start(tmp_path, arguments, name=name, call=call)
@@ -276,7 +278,7 @@ def test_a_process_stopped_by_sigterm_exits_with_143(saved_model, tmp_path, unin
 def test_two_processes_of_which_one_is_killed_resume_with_any_number(fsdp, saved_model, tmp_path, uninterrupted):
     options = ["batch.fsdp=true"] if fsdp else []
     arguments = arguments_of(tmp_path / "killed", saved_model("qwen3"))
-    killed = start(tmp_path, [*arguments, *options], name="update", call=4, processes=2)
+    killed = start(tmp_path, [*arguments, *options], name="optimizer_step", call=4, processes=2)
     killed.communicate(timeout=300)
     assert killed.returncode != 0
     run = tmp_path / "killed" / "run"

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.devices import device_of, to_device
-from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
+from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
-from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees
-from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenSequence, TokenTree, plan_trees
+from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, page_size
+from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 from gym_rm.errors import ConfigError
 
 # Names of tables with one row per position of a text.
@@ -49,18 +49,14 @@ class DecoderBackbone:
             )
         self.model = model
         self.prefix_cache = prefix_cache
-        self.code = llama_code(model.base_model)
+        self.code = forward_fingerprint(model.base_model)
         self.fuse = self.code is not None
         self.checkpointing = self.same_as_training = False
 
     @property
     def page_size(self) -> int:
         """Number of positions in a page of the attention to trees, on the model's device."""
-        (one,) = plan_trees(
-            [TokenSequence(np.zeros(1, np.int32), np.zeros(1, np.int64))], max_num_batched_tokens=1
-        ).batches
-        assert isinstance(one, TokenTree)
-        return TreeAttention(one, device_of(self.model)).pages.size
+        return page_size(device_of(self.model))
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""
@@ -72,7 +68,7 @@ class DecoderBackbone:
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
         training = torch.is_grad_enabled() or self.same_as_training
         nodes = NodeAttention(batch) if training and device.type != "cuda" else None
-        if self.fuse and llama_code(backbone) == self.code:
+        if self.fuse and forward_fingerprint(backbone) == self.code:
             return self._llama_states(batch, device, nodes)
         # The layers' own forward, whose attention alone is replaced.
         tree = TreeAttention(batch, device, nodes=nodes)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.pages import Pages
 from gym_rm.engine.token_tree import TokenTree
@@ -32,18 +33,15 @@ FLOAT32_BLOCKS = {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 16, "fwd_num_warps": 4, "fwd
 
 
 def attend_with_flex(
+    call: LayerCall,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     slots: Tensor,
     block_mask: BlockMask,
-    scaling: float | None,
-    *,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention output of the whole tree `[1, T, H, D]`, or only at `rows` `[1, Q, H, D]`, in one kernel.
+    """Return the attention output of the whole tree `[T, H, D]`, or only at `rows` `[Q, H, D]`, in one kernel.
 
     `slots` are those of the tree's pages, see `TreeAttention`.
     """
@@ -53,25 +51,25 @@ def attend_with_flex(
     attention: Any = _compiled_flex_attention() if compiled else flex_attention
     # Uncompiled, the rest of the buffers is multiplied by zeros.
     zeros = torch.is_grad_enabled() or not compiled
-    queries = _buffer(query[0].transpose(0, 1), length, zeros)
-    at = slice(query.shape[2]) if rows is None else rows
-    queries[at] = query[0].transpose(0, 1)
-    keys, values = (_in_slots(states[0].transpose(0, 1), slots, num_slots, zeros) for states in (key, value))
+    queries = _buffer(query, length, zeros)
+    at = slice(len(query)) if rows is None else rows
+    queries[at] = query
+    keys, values = (_in_slots(states, slots, num_slots, zeros) for states in (key, value))
     output = attention(
         *(states.transpose(0, 1).unsqueeze(0) for states in (queries, keys, values)),
-        score_mod=None if softcap is None else _softcap(softcap),
+        score_mod=None if call.softcap is None else _softcap(call.softcap),
         block_mask=block_mask,
-        scale=scaling,
+        scale=call.scale,
         enable_gqa=query.shape[1] != key.shape[1],
         kernel_options=FLOAT32_BLOCKS if query.is_cuda and query.dtype is torch.float32 else None,
-        return_aux=None if sinks is None else AuxRequest(lse=True),
+        return_aux=None if call.sinks is None else AuxRequest(lse=True),
     )
-    if sinks is not None:
+    if call.sinks is not None:
         # A sink adds exp(sink) to the softmax's denominator and nothing to its numerator.
         output, auxiliary = output
-        share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
+        share = torch.sigmoid(auxiliary.lse - call.sinks.float().view(1, -1, 1))
         output = output * share.unsqueeze(-1).to(output.dtype)
-    attended: Tensor = output.transpose(1, 2)[:, at]
+    attended: Tensor = output[0].transpose(0, 1)[at]
     return attended
 
 

@@ -8,8 +8,8 @@ another head or an adapter between two calls.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import ROWS, Rows
 from gym_rm.engine.backbones.devices import to_device
+from gym_rm.engine.backbones.invariant_products import ROWS, GemmRows
 from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
 from gym_rm.errors import ConfigError
 
 LOGITS_AT_ONCE = 1 << 26  # maximum number of logits in memory: 256 MiB in float32
-# Settings for the scale of the logits and for their soft cap, in the configurations of transformers.
-SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+# Settings of transformers between the output layer and the logits: factors, divisors and soft caps. A model without
+# them has none of these, which `OutputLayer` verifies.
+FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+DIVISORS = ("logits_scaling",)
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
@@ -45,9 +47,7 @@ class AppliedModule:
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
         head = _submodule(self._model, self._name)
-        ids = _some_ids(self._model)
-        expected = self._model(input_ids=ids, use_cache=False).logits[0].float()
-        hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden, expected = _states_and_logits(self._model)
         got = head(hidden.to(next(head.parameters()).device))[0, -1].float().to(expected.device)
         if got.shape != expected.shape or not torch.allclose(got, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise ConfigError(
@@ -83,7 +83,9 @@ class OutputLayer:
         self.model = model
         self.token_ids = np.array(token_ids, dtype=np.int64)
         self.num_values = len(self.token_ids)
-        self.scale, self.cap = self._scale_and_cap()
+        self.scale = math.prod(_settings(model, FACTORS)) / math.prod(_settings(model, DIVISORS))
+        self.cap = next(iter(_settings(model, CAPS)), None)
+        self._compare_with_model()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
@@ -99,7 +101,7 @@ class OutputLayer:
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""
         parts, start = [], 0
-        wanted = nn.functional.pad(targets, (0, Rows().padded(len(targets)) - len(targets)))
+        wanted = nn.functional.pad(targets, (0, GemmRows().padded(len(targets)) - len(targets)))
         for logits in self._all_logits(hidden):
             part = wanted[start : start + len(logits)].to(logits.device)
             start += len(logits)
@@ -112,69 +114,39 @@ class OutputLayer:
         The sum over the vocabulary of a single row is divided among threads, and of several rows it is not.
         """
         layer = self.model.get_output_embeddings()
-        hidden = nn.functional.pad(hidden, (0, 0, 0, Rows().padded(len(hidden)) - len(hidden)))
+        hidden = nn.functional.pad(hidden, (0, 0, 0, GemmRows().padded(len(hidden)) - len(hidden)))
         for rows in torch.split(hidden, max(ROWS, LOGITS_AT_ONCE // layer.weight.shape[0] // ROWS * ROWS)):
             yield self._adjusted(layer(rows.to(layer.weight.device)).float())
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        return _scaled_and_capped(logits, self.scale, self.cap)
+        logits = logits * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(_nan_if_infinite(logits) / self.cap)
 
     @torch.inference_mode()
-    def _scale_and_cap(self) -> tuple[float, float | None]:
-        """Return the scale and the soft cap between the model's output layer and its logits.
-
-        They have several names in configurations. Those are right with which the logits equal the model's own, for
-        outputs of the layer from 0.1 to 1000, because a cap hardly changes small ones.
-        """
-        layer, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
-        inputs: list[Tensor] = []  # of the layer: what the model passed, and what it got instead
-
-        def replace(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            if inputs:
-                return None
-            inputs.append(given[0])
-            inputs.append(_inputs_of_magnitudes(module, given[0]))
-            return (inputs[1], *given[1:])
-
-        ids = _some_ids(self.model)
-        with layer.register_forward_pre_hook(replace):
-            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        if inputs and _equal(inputs[0][0, -1].to(hidden.device), hidden[0, -1]):
-            outputs = layer(inputs[1])[0].to(expected.device)
-            settings = (getattr(config, name, None) for name in SCALES)
-            # Some models multiply by their setting, and others divide.
-            pairs = ((float(value), 1 / float(value)) for value in settings if isinstance(value, int | float) and value)
-            scales = [1.0, *itertools.chain.from_iterable(pairs)]
-            caps = [*(float(cap) for name in CAPS if (cap := getattr(config, name, None))), None]
-            for scale, cap in itertools.product(scales, caps):
-                if _equal(_scaled_and_capped(outputs, scale, cap), expected):
-                    return scale, cap
-        raise ConfigError(
-            f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a scale "
-            "and a soft cap."
-        )
+    def _compare_with_model(self) -> None:
+        layer = self.model.get_output_embeddings()
+        hidden, expected = _states_and_logits(self.model)
+        got = self._adjusted(layer(hidden.to(layer.weight.device))[0].float()).to(expected.device)
+        difference = (got - expected).abs().amax(dim=-1)
+        rounding = 4 * torch.finfo(hidden.dtype).eps * expected.abs().amax(dim=-1).clamp_min(1e-6)
+        if not (difference <= rounding).all():
+            raise ConfigError(
+                f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a "
+                "scale and a soft cap with settings of known names."
+            )
 
 
-def _inputs_of_magnitudes(layer: nn.Module, hidden: Tensor) -> Tensor:
-    """Return inputs like `hidden` `[1, L, hidden]` whose largest outputs are 0.1, 1, ..., 1000."""
-    rows = torch.randn(hidden.shape[1:], generator=torch.Generator().manual_seed(0)).to(hidden)[None]
-    largest = layer(rows).float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-6).to(rows.device)
-    magnitudes = 10.0 ** (torch.arange(rows.shape[1], device=rows.device) % 5 - 1.0)
-    scaled: Tensor = rows.float() * magnitudes[None, :, None] / largest
-    return scaled.to(hidden.dtype)
+def _settings(model: PreTrainedModel, names: Sequence[str]) -> list[float]:
+    """Return the settings of these names that a model's configuration has."""
+    values = (getattr(model.config.get_text_config(), name, None) for name in names)
+    return [float(value) for value in values if isinstance(value, int | float) and value]
 
 
-def _scaled_and_capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:
-    logits = logits * scale
-    return logits if cap is None else cap * torch.tanh(_nan_if_infinite(logits) / cap)
-
-
-def _equal(got: Tensor, expected: Tensor) -> bool:
-    """Return whether values are equal, row by row, but for the rounding of their precision."""
-    difference = (got.float() - expected.float()).abs().amax(dim=-1)
-    largest = expected.float().abs().amax(dim=-1).clamp_min(1e-6)
-    return bool((difference <= 4 * torch.finfo(got.dtype).eps * largest).all())
+def _states_and_logits(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Return the last hidden states `[1, L, hidden]` of a few tokens, and the model's own logits in float32."""
+    ids = _some_ids(model)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden, model(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def _some_ids(model: PreTrainedModel) -> Tensor:

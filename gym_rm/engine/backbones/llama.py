@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
-from gym_rm.engine.backbones.batch_invariance import current_context, plus_linear
+from gym_rm.engine.backbones.attention import Attention, LayerCall
+from gym_rm.engine.backbones.batch_invariance import current_context
+from gym_rm.engine.backbones.invariant_products import plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
 from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
@@ -40,33 +42,7 @@ Call: TypeAlias = Callable[..., Any]  # that calls a function of torch or a laye
 Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos and sin of each token's position, [T, D]
 
 
-class Attention(Protocol):
-    """Attention of one layer: what a query attends to is known to the object."""
-
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        only_reads: bool,
-    ) -> Tensor:
-        """Return the attention output, `[Q, H, D]` or `[Q, H * D]`.
-
-        Args:
-            layer: number of the layer, whose keys and values a cache may keep.
-            query: `[Q, H, D]`, of all tokens, or of those that are read.
-            key, value: `[T, H_kv, D]`, of all tokens.
-            scale: factor of the scores.
-            window: sliding window of the layer, or None.
-            only_reads: whether the queries are those that are read.
-        """
-
-
-def llama_code(backbone: Any) -> Code | None:
+def forward_fingerprint(backbone: Any) -> Code | None:
     """Return the forward function of each module; None if `llama_forward` cannot replace that of the backbone.
 
     It may replace these functions only: a module that is added or replaced computes something else.
@@ -131,7 +107,7 @@ def llama_forward(
     """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
 
     Args:
-        backbone: backbone that has a `llama_code`.
+        backbone: backbone that has a `forward_fingerprint`.
         x: `[T, hidden]`, embeddings of the tokens.
         rotary: their rotary positions.
         attention: what the tokens attend to.
@@ -217,7 +193,7 @@ def _add_attention(
     del normed, inputs  # attention needs the memory
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
-    attended = attention(number, query, key, value, scale=module.scaling, window=window, only_reads=reads is not None)
+    attended = attention(LayerCall(number, module.scaling, window, reads is not None), query, key, value)
     return _add_product(x, attended.reshape(x.shape[0], -1).contiguous(), module.o_proj, call)
 
 

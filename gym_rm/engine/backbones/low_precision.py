@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear, local_part, ranks_of
+from gym_rm.engine.backbones.sharded import Ranks, RowParallelLinear, WeightShard, local_part, ranks_of
 from gym_rm.errors import ConfigError
 
 Quantization: TypeAlias = Literal["int8", "fp8"]
@@ -226,7 +226,7 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 layer = quantized[name]
                 layer.assign(tensor.to(layer.weight.device, dtype))
             elif isinstance(target := held[name], DTensor) and not isinstance(tensor, DTensor):
-                target.to_local().copy_(Part.of(target).take(tensor))
+                target.to_local().copy_(WeightShard.of(target).take(tensor))
             else:
                 target.copy_(tensor)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 SMALL = 96  # tokens of a subtree that runs in one call: its masked products cost less than calls for its nodes
@@ -49,22 +50,14 @@ class NodeAttention:
             self._paths.append((*above, part))
         self._queries: dict[tuple[int | None, bool], list[PartQueries]] = {}
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        only_reads: bool,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Return the attention output `[Q, H, D]`; see `llama.Attention`."""
-        if (window, only_reads) not in self._queries:
-            self._queries[window, only_reads] = self._make_queries(window, only_reads)
-        queries = self._queries[window, only_reads]
+    def __call__(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention output `[Q, H, D]`; see `Attention`. Soft caps and sinks are not supported."""
+        assert call.softcap is None
+        assert call.sinks is None
+        kind = call.window, call.only_reads
+        if kind not in self._queries:
+            self._queries[kind] = self._make_queries(*kind)
+        queries = self._queries[kind]
         keys, values = (torch.split(states.transpose(0, 1), self.sizes, dim=1) for states in (key, value))
         tiles = torch.split(query.transpose(0, 1), [part.count for part in queries], dim=1)
         outputs = []
@@ -80,9 +73,9 @@ class NodeAttention:
                 k.unsqueeze(0),
                 v.unsqueeze(0),
                 attn_mask=None if part.mask is None else part.mask.to(tile.dtype),
-                dropout_p=dropout,
+                dropout_p=call.dropout,
                 is_causal=part.mask is None,
-                scale=scale,
+                scale=call.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
             outputs.append(attended[0].transpose(0, 1))

@@ -204,7 +204,7 @@ FOR_GRADIENTS = ("replicated_with_grad_allreduce", "mla_kv_a_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightShard:
     """The part of a weight that this rank has, as a `DTensor` describes it.
 
     Attributes:
@@ -218,7 +218,7 @@ class Part:
     whole_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, placed: DTensor) -> Part:
+    def of(cls, placed: DTensor) -> WeightShard:
         """Return the part of a sharded weight."""
         return cls(placed.device_mesh, tuple(placed.placements), tuple(placed.shape))
 
@@ -280,7 +280,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     ranks = Ranks(group, dist.get_rank(group), dist.get_world_size(group))
     local: dict[int, nn.Parameter] = {}
     layers: dict[str, list[tuple[nn.Module, str, Callable[[Tensor], Tensor]]]] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, WeightShard] = {}
     for name, module in model.named_modules():
         style = plan.get(with_wildcards(name), "")
         layer = layer_of(name) if gather else None
@@ -296,7 +296,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
             if id(tensor) not in local:  # tied weights stay tied
                 local[id(tensor)] = nn.Parameter(tensor.to_local().detach(), requires_grad=False)
             module._parameters[last] = local[id(tensor)]
-            parts[f"{name}.{last}"] = Part.of(tensor)
+            parts[f"{name}.{last}"] = WeightShard.of(tensor)
             if layer is not None:
                 gathered = functools.partial(ranks.concatenate, size=len(tensor), dim=0)
                 layers.setdefault(layer, []).append((module, last, gathered))
@@ -325,7 +325,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local_part(model: nn.Module, name: str, weight: Any) -> Any:
     """Return this rank's part of a whole weight that is divided among ranks; anything else as it is."""
-    part: Part | None = vars(model).get("parts", {}).get(name)
+    part: WeightShard | None = vars(model).get("parts", {}).get(name)
     if part is None or not isinstance(weight, Tensor) or tuple(weight.shape) != part.whole_shape:
         return weight
     return part.take(weight)
@@ -347,3 +347,44 @@ def layer_of(name: str) -> str | None:
     path = name.split(".")
     numbers = [k for k, each in enumerate(path) if each.isdigit()]
     return ".".join(path[: numbers[0] + 1]) if numbers else None
+
+
+@torch.inference_mode()
+def difference_to_whole(model: PreTrainedModel, input_ids: Tensor) -> float:
+    """Return the largest difference of last hidden states to those of the whole model, relative to the largest.
+
+    All ranks must call this.
+
+    Args:
+        model: model whose weights are divided among ranks, on plain tensors.
+        input_ids: int64 `[1, L]`.
+    """
+    expected = _whole_model(model).base_model(input_ids=input_ids, use_cache=False).last_hidden_state.float()
+    got = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.float()
+    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+
+
+def _whole_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the tensors that every rank has, and whose other weights are gathered when needed."""
+    with torch.device("meta"):
+        whole: PreTrainedModel = type(model)(model.config)
+    whole.eval()
+    parts: dict[str, WeightShard] = vars(model)["parts"]
+    layers: dict[str, list[tuple[nn.Module, str, Callable[[Tensor], Tensor]]]] = {}
+    for name, module in whole.named_modules():
+        divided = model.get_submodule(name)
+        module._buffers.update(divided._buffers)
+        for last in module._parameters:
+            part, local = parts.get(f"{name}.{last}"), divided._parameters[last]
+            if isinstance(local, DTensor):
+                part, local = WeightShard.of(local), nn.Parameter(local.to_local(), requires_grad=False)
+            module._parameters[last] = local
+            if part is None or local is None:
+                continue
+            if layer := layer_of(name):
+                layers.setdefault(layer, []).append((module, last, part.whole))
+            else:
+                module._parameters[last] = nn.Parameter(part.whole(local), requires_grad=False)
+    for layer, weights in layers.items():
+        WholeWeights(weights).run_in(whole.get_submodule(layer))
+    return whole

@@ -25,6 +25,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, softmax
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_rows, with_padding
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of
@@ -37,6 +38,11 @@ NAME = "gym_rm_tree"
 PAGE_SIZE = 32  # positions in a page on a CPU; with larger pages, short branches copy more keys
 PAGES_AT_ONCE = 32  # maximum number of pages of keys in one product of several tiles, to bound memory
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def page_size(device: torch.device) -> int:
+    """Return the number of positions in a page on this device."""
+    return FLEX_BLOCK_SIZE if device.type == "cuda" else PAGE_SIZE
 
 
 class UnsupportedByTree(RuntimeError):
@@ -63,7 +69,7 @@ class TileGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPart:
     """One part of the keys of all queries.
 
     Attributes:
@@ -113,94 +119,60 @@ class TreeAttention:
         self.slots = to_device(self.pages.tokens.reshape(-1), device) if self.use_flex else torch.empty(0)
         self.num_rows = current_rows().padded(len(tree))
         self.num_calls = 0
-        self._parts: dict[tuple[int | None, bool, tuple[int, int, int]], list[Part]] = {}
+        self._parts: dict[tuple[int | None, bool, tuple[int, int, int]], list[KeyPart]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        only_reads: bool,
-    ) -> Tensor:
-        """Return the attention output `[Q, H, D]`; see `llama.Attention`."""
+    def __call__(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention output `[Q, H, D]` of all tokens that are computed, or of those that are read."""
         if self.prefix is not None:
-            key, value = self.prefix.complete(layer, key, value)
-        query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
-        return self.attend(query, key, value, scale, window, only_reads=only_reads)[0]
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None,
-        window: int | None,
-        *,
-        dropout: float = 0.0,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        only_reads: bool = False,
-    ) -> Tensor:
-        """Return the attention output `[1, Q, H, D]` of all tokens that are computed, or of those that are read."""
+            key, value = self.prefix.complete(call.layer, key, value)
         if self.use_flex:
-            rows = self.tree.read_indices if only_reads else None if self.prefix is None else self.prefix.computed
-            at = None if rows is None else to_device(with_padding(rows, query.shape[2]), self.device)
-            mask = self.block_mask(window)
-            return attend_with_flex(query, key, value, self.slots, mask, scaling, softcap=softcap, sinks=sinks, rows=at)
-        heads, size = query.shape[1], value.shape[3]
-        q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-        options = Options(scaling, softcap, dropout)
+            computed = None if self.prefix is None else self.prefix.computed
+            rows = self.tree.read_indices if call.only_reads else computed
+            at = None if rows is None else to_device(with_padding(rows, len(query)), self.device)
+            return attend_with_flex(call, query, key, value, self.slots, self.block_mask(call.window), at)
+        heads, size = query.shape[1], value.shape[2]
         attended: list[Tensor] = []
         shares: list[Tensor] = []
-        for part in self.parts(window, (query.shape[2], heads, key.shape[1]), only_reads=only_reads):
-            outputs, sums = zip(*(_attend_tiles(q, k, v, group, options) for group in part.groups), strict=True)
+        for part in self.parts(call, (len(query), heads, key.shape[1])):
+            outputs, sums = zip(*(_attend_tiles(query, key, value, group, call) for group in part.groups), strict=True)
             if part.lacking:
                 outputs = (*outputs, outputs[0].new_zeros(1, size))
                 sums = (*sums, sums[0].new_full((1,), -torch.inf))
             output, total = (each[0] if len(each) == 1 else torch.cat(each) for each in (outputs, sums))
             attended.append(output.index_select(0, part.places).view(-1, heads, size))
             shares.append(total.index_select(0, part.places).view(-1, heads))
-        if sinks is not None:
-            shares.append(sinks.to(shares[0].dtype).expand_as(shares[0]))
+        if call.sinks is not None:
+            shares.append(call.sinks.to(shares[0].dtype).expand_as(shares[0]))
         result = attended[0]
         if len(shares) > 1:
             weights = softmax(torch.stack(shares, dim=-1), dim=-1).to(result.dtype)
             result = result * weights[..., :1] if torch.is_grad_enabled() else result.mul_(weights[..., :1])
             for number, other in enumerate(attended[1:], start=1):
                 result = result.addcmul_(other, weights[..., number, None])
-        return result.unsqueeze(0)
+        return result
 
-    def parts(self, window: int | None, shape: tuple[int, int, int], *, only_reads: bool = False) -> list[Part]:
-        """Return the parts of the computed tokens' keys, or only of the tokens at `tree.read_indices`.
+    def parts(self, call: LayerCall, shape: tuple[int, int, int]) -> list[KeyPart]:
+        """Return the parts of the keys of a call's queries.
 
         `shape` is the number of queries, of their heads, and of the heads of keys.
         """
-        key = (window, only_reads, shape)
-        if key in self._parts:
-            return self._parts[key]
+        window = call.window
+        kind = (window, call.only_reads, shape)
+        if kind in self._parts:
+            return self._parts[kind]
         computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
-        queries = self.tree.read_indices if only_reads else computed
+        queries = self.tree.read_indices if call.only_reads else computed
         own, *shared = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
-        self._parts[key] = [
-            self._part(
-                tiles,
-                len(queries),
-                shape,
-                [self._mask(each, queries, window, own=tiles is own) for each in tiles],
-            )
-            for tiles in (own, *shared)
-            if tiles
-        ]
-        return self._parts[key]
+        found = self._parts[kind] = []
+        for tiles in filter(None, (own, *shared)):
+            masks = [self._mask(each, queries, window, own=tiles is own) for each in tiles]
+            found.append(self._part(tiles, len(queries), shape, masks))
+        return found
 
     def _part(
         self, tiles: list[Tiles], num_computed: int, shape: tuple[int, int, int], masks: list[Tensor | None]
-    ) -> Part:
+    ) -> KeyPart:
         num_queries, heads, key_heads = shape
         by_key_head = np.arange(heads).reshape(key_heads, -1).T  # query heads that share a key head are rows
         groups = []
@@ -224,7 +196,7 @@ class TreeAttention:
         lacking = bool((places[:num_computed] < 0).any())
         of_heads = np.arange(heads).reshape(-1, key_heads).T.reshape(-1)
         found = np.where(places[:, None] < 0, start * heads if lacking else 0, places[:, None] * heads + of_heads)
-        return Part(groups, to_device(found.reshape(-1), self.device), lacking)
+        return KeyPart(groups, to_device(found.reshape(-1), self.device), lacking)
 
     def _mask(self, tiles: Tiles, queries: IntArray, window: int | None, *, own: bool) -> Tensor | None:
         """Return the mask of tiles; None if every query attends to all keys."""
@@ -258,35 +230,26 @@ class TreeAttention:
         return self._block_masks[sliding_window]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What changes the scores and weights of attention."""
-
-    scaling: float | None
-    softcap: float | None
-    dropout: float
-
-
 def _attend_tiles(
-    query: Tensor, key: Tensor, value: Tensor, group: TileGroup, options: Options
+    query: Tensor, key: Tensor, value: Tensor, group: TileGroup, call: LayerCall
 ) -> tuple[Tensor, Tensor]:
     """Return the output `[rows * H, D]` of a group's kept rows, and the log of the sum of their weights `[rows * H]`.
 
     Args:
         query: `[T, H, D]`.
         key, value: `[T, H_kv, D]`.
-        group, options: the tiles; scale, soft cap and dropout.
+        group, call: the tiles; scale, soft cap and dropout.
     """
     heads = key.shape[1]
     tiles = query.reshape(-1, query.shape[2]).index_select(0, group.queries)
     q = tiles.view(group.count, -1, heads, query.shape[2]).transpose(1, 2)
     k, v = (_at(each, group.keys).reshape(group.count, -1, *each.shape[1:]).transpose(1, 2) for each in (key, value))
     mask = None if group.mask is None else group.mask.to(query.dtype).repeat_interleave(query.shape[1] // heads, dim=2)
-    plain = options.softcap is None and not options.dropout and k.shape[3] == v.shape[3] and not torch.is_grad_enabled()
+    plain = call.softcap is None and not call.dropout and k.shape[3] == v.shape[3] and not torch.is_grad_enabled()
     if plain:
-        output, sums = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=options.scaling)
+        output, sums = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=call.scale)
     else:
-        output, sums = _eager(q, k, v, mask, options)
+        output, sums = _eager(q, k, v, mask, call)
     output, sums = output.transpose(1, 2).reshape(-1, value.shape[2]), sums.transpose(1, 2).reshape(-1)
     if group.filled is not None:
         output, sums = (
@@ -301,14 +264,14 @@ def _at(states: Tensor, index: Tensor | slice) -> Tensor:
     return found if found.stride(-1) == 1 else found.contiguous()  # torch's kernel takes it for granted
 
 
-def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> tuple[Tensor, Tensor]:
     """Compute softmax attention step by step, for gradients and for options that torch's kernel does not support."""
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
-    if options.softcap is not None:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = query @ key.transpose(2, 3) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     scores = scores.float() if mask is None else scores.float() + mask
     weights = softmax(scores, dim=-1).to(query.dtype)
-    return drop(weights, options.dropout) @ value, scores.logsumexp(dim=-1)
+    return drop(weights, call.dropout) @ value, scores.logsumexp(dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +311,7 @@ def tree_attention(
 
     Args:
         attention_mask: return value of `tree_mask`. Its window overrides `sliding_window`, which some layers omit.
-        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv 2408.00118, section 2).
-        s_aux: one attention sink per head, which adds to the softmax's denominator only (gpt-oss).
+        softcap, s_aux: the soft cap and the sinks of `LayerCall`.
 
     Raises:
         UnsupportedByTree: the tree is missing, or the layer needs a bias or mask that trees do not support.
@@ -363,12 +325,14 @@ def tree_attention(
     elif attention_mask is not None:
         raise UnsupportedByTree(f"{type(module).__name__} uses its own attention mask.")
     tree.num_calls += 1
-    if tree.nodes is not None and not tree.use_flex and softcap is None and s_aux is None:
-        q, k, v = (states[0, :, : len(tree.tree)].transpose(0, 1) for states in (query, key, value))
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output = tree.nodes(0, q, k, v, scale=scale, window=sliding_window, only_reads=False, dropout=dropout)
-        return pad(output, (0, 0, 0, 0, 0, query.shape[2] - len(output))).unsqueeze(0), None
-    return tree.attend(query, key, value, scaling, sliding_window, dropout=dropout, softcap=softcap, sinks=s_aux), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = LayerCall(0, scale, sliding_window, dropout=dropout, softcap=softcap, sinks=s_aux)
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    if tree.nodes is None or tree.use_flex or softcap is not None or s_aux is not None:
+        return tree(call, q, k, v).unsqueeze(0), None
+    tokens = len(tree.tree)
+    output = tree.nodes(call, q[:tokens], k[:tokens], v[:tokens])
+    return pad(output, (0, 0, 0, 0, 0, len(q) - tokens)).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -83,7 +83,7 @@ class ModelInfo:
         torch, transformers: versions that run the model.
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
         batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
-        rows: numbers of rows of the matrix products, such as `"multiples of 16"` or `"chunks of 1024"`, see `Rows`.
+        rows: numbers of rows of the matrix products, such as `"multiples of 16"` or `"chunks of 1024"`, see `GemmRows`.
         num_replicas: number of copies of the model that run batches at the same time.
     """
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, Rows, rows_to_try
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, rows_to_try
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
+from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
-from gym_rm.engine.backbones.sharded import ranks_of
+from gym_rm.engine.backbones.sharded import difference_to_whole, ranks_of
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE
-from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
 from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model
@@ -189,10 +189,10 @@ class _Trial:
         for decoder in self._reward_model.decoders:
             decoder.fuse = forward.fuse
 
-    def ladder(self) -> Iterable[Rows]:
+    def ladder(self) -> Iterable[GemmRows]:
         """Return the rows to try; all ranks must try the same."""
         models = self._reward_model.models
-        ladder: Iterable[Rows] = rows_to_try([each.base_model for each in models])
+        ladder: Iterable[GemmRows] = rows_to_try([each.base_model for each in models])
         if (ranks := ranks_of(models[0])) is not None:
             every, ladder = LADDER.get(device_of(models[0]).type, LADDER["cuda"]), [*ladder]
             ladder = [rows for rows in every if ranks.smallest(rows in ladder)]

@@ -259,7 +259,8 @@ class ReplicatedExecutor:
             except (ReplicaFailed, ConfigError) as failure:
                 self._stop_failed(thread, failure)
 
-        concurrent.futures.wait([thread.ask(call) for thread in threads])
+        for asked in [thread.ask(call) for thread in threads]:
+            asked.result()
 
     def _start(self, thread: ReplicaThread) -> None:
         """Start a replica, and give it the weights that the others have."""

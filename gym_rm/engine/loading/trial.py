@@ -22,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gym_rm.engine.backbones.batch_invariance import Rows
+from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TYPES, UnsupportedByTree
+from gym_rm.engine.batch_planning import plan_layout, plan_trees
 from gym_rm.engine.debugging import Switches
-from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_layout, plan_trees
+from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree
 from gym_rm.errors import ConfigError, brief
 
 Values: TypeAlias = NDArray[np.float32]
@@ -59,7 +60,7 @@ class Forward:
     layout: Layout
     fuse: bool
     invariant: bool = True
-    rows: Rows = field(default_factory=Rows)
+    rows: GemmRows = field(default_factory=GemmRows)
     batch_invariance: str | None = None
 
     def __str__(self) -> str:
@@ -132,7 +133,7 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 def agreeing_forwards(
     candidate: Candidate,
     run: Run,
-    ladder: Iterable[Rows] = (Rows(),),
+    ladder: Iterable[GemmRows] = (GemmRows(),),
     *,
     max_num_batched_tokens: int = EVERYTHING,
     expected: Expected | None = None,
@@ -173,7 +174,7 @@ def check_invariance(
     candidate: Candidate,
     forward: Forward,
     run: Run,
-    ladder: Iterable[Rows],
+    ladder: Iterable[GemmRows],
     *,
     max_num_batched_tokens: int,
     expected: Expected | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from gym_rm.engine.backbones.batch_invariance import Rows
+from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.debugging import Switches, read_switches
 from gym_rm.engine.loading.trial import (
     MOST_TOLERANCE,
@@ -28,7 +28,7 @@ from gym_rm.errors import ConfigError
 def verify(
     candidate: Candidate,
     run: Run,
-    ladder: Callable[[], Iterable[Rows]],
+    ladder: Callable[[], Iterable[GemmRows]],
     *,
     max_num_batched_tokens: int,
     quantize: Callable[[], str] | None = None,
@@ -50,7 +50,7 @@ def verify(
         candidate.note("GYM_RM_DEBUG", "the plain forward runs")
         return PLAIN
     if switches.rows is not None:
-        forced = Rows(switches.rows)
+        forced = GemmRows(switches.rows)
         ladder = lambda: [forced]  # noqa: E731
     if switches.skip_trial:
         return _unchecked(candidate, switches, next(iter(ladder())))
@@ -86,7 +86,7 @@ def verify(
     return forward
 
 
-def _unchecked(candidate: Candidate, switches: Switches, rows: Rows) -> Forward:
+def _unchecked(candidate: Candidate, switches: Switches, rows: GemmRows) -> Forward:
     """Return the forward that would be tried first, without comparing it."""
     layout: Any = switches.layout or ("tree" if candidate.can_take_trees else "padded")
     candidate.note("GYM_RM_DEBUG", "nothing was compared with the plain forward")

@@ -13,7 +13,7 @@ import pydantic
 from gym_rm.config import Config, Finite
 from gym_rm.engine.text.messages import plain_content
 from gym_rm.engine.text.thinking import UNFINISHED, Thinking
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import check_rows
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Message, Prompts
@@ -21,6 +21,7 @@ from gym_rm.types import Conversation, Message, Prompts
 Judged: TypeAlias = Literal["all", "answer"]
 Score: TypeAlias = Callable[[Sequence[Conversation], Prompts], Scores]
 ThinkingOption: TypeAlias = Annotated[Any, pydantic.BeforeValidator(Thinking.parse)]
+EMPTY = Message(role="assistant", content="")
 NO_OUTCOME = f"{UNFINISHED}; pass unfinished=, the reward of such a reply, or fallback_reward= to the environment"
 
 
@@ -60,7 +61,10 @@ class JudgedOptions(Config):
     def read(
         self, conversations: Sequence[Conversation], prompts: Prompts, *, as_empty: bool = False
     ) -> tuple[Sequence[Conversation], Prompts, Callable[[Scores], Scores]]:
-        """Return what is scored, its prompts, and what makes the scores of all rows of its scores; see `score`."""
+        """Return what to score, its prompts, and the function that adds the rows that are not scored to the scores.
+
+        A caller that cannot pass a function to `score` scores these conversations itself.
+        """
         check_rows(conversations, prompts)
         if self.judged == "all":
             return conversations, prompts, lambda scores: scores
@@ -71,23 +75,23 @@ class JudgedOptions(Config):
                 continue  # the scorer says what is wrong, as for a reply that is no text
             last = max((k for k, turn in enumerate(conversation) if turn.get("role") == "assistant"), default=None)
             with contextlib.suppress(ConversationError):
-                thought, answer = self.thinking.split({} if last is None else dict(conversation[last]))
+                messages, thought, answer = self.thinking.answered(conversation)
                 lengths[:, row] = len(thought), len(answer or "")
                 if answer is not None:
-                    judged[row] = self.thinking.answered(conversation)
+                    judged[row] = messages
                     if last is not None:
-                        starts[row] = _start(judged[row][last], conversation[last])
-                elif as_empty and last is not None:
-                    reply = Message(role="assistant", content="")
-                    judged[row] = [*conversation[:last], reply, *conversation[last + 1 :]]
+                        starts[row] = _start(messages[last], conversation[last])
+                elif last is not None and as_empty:
+                    judged[row] = [*conversation[:last], EMPTY, *conversation[last + 1 :]]
                 elif last is not None:
                     del judged[row]
 
         def complete(scores: Scores) -> Scores:
             scores = scores.scatter(list(judged), len(rows))
             missing, thinks = np.array([row not in judged for row in rows], dtype=np.bool_), lengths[0] > 0
-            reward, error = (np.nan, NO_OUTCOME) if self.unfinished is None else (self.unfinished, None)
-            named = {"thinking_characters": lengths[0], "answer_characters": lengths[1]} if thinks.any() else {}
+            reward, error = (np.nan, RowError(NO_OUTCOME)) if self.unfinished is None else (self.unfinished, None)
+            shown = np.where(thinks, lengths, np.array(None))
+            named = {"thinking_characters": shown[0], "answer_characters": shown[1]} if thinks.any() else {}
             placed = [(each, starts.get(row, 0)) for row, each in enumerate(scores.step_ends or ())]
             ends = tuple(each[:0] if start < 0 else each + start for each, start in placed)
             return dataclasses.replace(
@@ -96,7 +100,6 @@ class JudgedOptions(Config):
                 errors=tuple(error if missing[row] else scores.errors[row] for row in rows),
                 step_ends=None if scores.step_ends is None else ends,
                 infos={**scores.infos, **named},
-                info_masks={**scores.info_masks, **dict.fromkeys(named, thinks)},
             )
 
         return list(judged.values()), None if prompts is None else [prompts[row] for row in judged], complete

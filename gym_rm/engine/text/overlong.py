@@ -9,15 +9,15 @@ from typing import Literal, TypeAlias
 
 from gym_rm.engine.text.messages import TOOLS_ROLE
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.errors import ConversationError
+from gym_rm.errors import TooLongError
 from gym_rm.types import Conversation
 
 Overlong: TypeAlias = Literal["error", "drop_turns"]
 
 
-def too_long(length: int | str, max_length: int) -> ConversationError:
+def too_long(length: int | str, max_length: int) -> TooLongError:
     """Return the error for a conversation that is too long."""
-    return ConversationError(
+    return TooLongError(
         f"the conversation has {length} tokens, more than max_length={max_length}; shorten it, increase max_length, or "
         "pass overlong='drop_turns', which keeps the system message, the last user message and the reply."
     )
@@ -29,7 +29,7 @@ def drop_turns(
     """Drop as few of the oldest turns as possible of a conversation that is too long, and return what is left.
 
     Raises:
-        ConversationError: the system message, the last user message and the reply are too long.
+        TooLongError: the system message, the last user message and the reply are too long.
     """
     kept = (TOOLS_ROLE, "system")
     first = next((k for k, message in enumerate(conversation) if message["role"] not in kept), 0)

@@ -29,10 +29,6 @@ _INLINE = re.compile(r"(?<!`)(`++)[^`\n]++\1(?!`)")
 _ANY = -1  # instead of a pair of tags: the closing tag of any pair
 
 
-class UnfinishedThinking(ConversationError):
-    """The thinking of a reply has not ended, so the reply has no answer."""
-
-
 class _Tag(NamedTuple):
     start: int
     end: int
@@ -123,27 +119,26 @@ class Thinking:
             answer = None
         return "\n".join(texts), answer
 
-    def answered(self, conversation: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Return the conversation with the answers of its assistant turns alone: without thinking, also in fields.
+    def answered(self, conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Message], str, str | None]:
+        """Return the conversation with the answers of its assistant turns alone, and what `split` returns of the last.
 
-        An earlier turn without an answer becomes empty. That the template opened the tag is only taken for granted in
-        the last reply, because earlier ones can be part of the prompt.
+        A turn without an answer becomes empty. That the template opened the tag is only taken for granted in the last
+        reply, because earlier ones can be part of the prompt. Without an assistant turn, the last is one without text.
 
         Raises:
-            UnfinishedThinking: the last assistant turn has no answer.
             ConversationError: the content of an assistant turn is no text.
         """
         messages = [dict(plain_message(message)) for message in conversation]
         replies = [message for message in messages if message.get("role") == "assistant"]
-        for k, reply in enumerate(replies, start=1):
-            _, answer = (self if k == len(replies) else Thinking(self.tags)).split(reply)
-            if answer is None and k == len(replies):
-                raise UnfinishedThinking(UNFINISHED)
+        earlier = Thinking(self.tags)
+        thought, answer = "", None if replies else ""
+        for reply in replies:
+            thought, answer = (self if reply is replies[-1] else earlier).split(reply)
             if (reply.get("content") or "").strip() != answer:
                 reply["content"] = answer or ""
             for name in FIELDS:
                 reply.pop(name, None)
-        return cast("list[Message]", messages)
+        return cast("list[Message]", messages), thought, answer
 
     def _split(self, text: str, *, opened: bool) -> tuple[str, str | None]:
         if _CHANNELS.match(text):

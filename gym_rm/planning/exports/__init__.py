@@ -1,33 +1,29 @@
-"""A plan for runs: settings of this package, NeMo RL, verl, OpenRLHF and TRL.
+"""A plan for runs: settings of this package, NeMo RL, verl and TRL.
 
-Names are those of verl 0.9.1, OpenRLHF 0.11.2, TRL 1.16 and NVIDIA-NeMo/RL 7ea279abf (August 2026). A plan that a
-library cannot follow is refused; what it does otherwise is a note.
+Names are those of verl 0.9.1, TRL 1.16 and NVIDIA-NeMo/RL 7ea279abf (August 2026). A plan that a library cannot follow
+is refused; what it does otherwise is a note.
 """
 
 from __future__ import annotations
 
 from gym_rm import checks
 from gym_rm.planning.exports.gym_rm import own_settings
+from gym_rm.planning.exports.mapping import Flags
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
-from gym_rm.planning.exports.openrlhf import OPENRLHF
-from gym_rm.planning.exports.parts import Flags, divide
-from gym_rm.planning.exports.table import Library, write
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan
 
 __all__ = ["LIBRARIES", "Flags", "flags"]
 
-LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "openrlhf": OPENRLHF, "trl": TRL}
+LIBRARIES = {"nemo-rl": NEMO_RL, "verl": VERL, "trl": TRL}
 
 
 def flags(plan: Plan, library: str) -> Flags:
-    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl`, `openrlhf` or `trl`) follows a plan.
+    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl` or `trl`) follows a plan.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.
     """
     checks.one_of("library", library, ["gym-rm", *LIBRARIES])
-    if library == "gym-rm":
-        return own_settings(plan)
-    return write(divide(plan, library), LIBRARIES[library])
+    return own_settings(plan) if library == "gym-rm" else LIBRARIES[library].write(plan, library)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_rm.documents import to_yaml
-from gym_rm.planning.exports.parts import Flags, Parts, divide, options_of
-from gym_rm.planning.exports.table import SHARDED, Only, check, read, same
+from gym_rm.planning.exports.mapping import SHARDED, Flags, Only, Parts, check, divide, options_of, read, same
 from gym_rm.planning.plan import Plan, Role
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import STRICT, Library, Only, Row, always, hydra, same
+from gym_rm.planning.exports.mapping import STRICT, Library, Only, Parts, Row, always, hydra, same
 from gym_rm.planning.plan import ComponentPlan, Role
 
 _GENERATION, _VLLM = "policy.generation.colocated.resources", "policy.generation.vllm_cfg"
@@ -37,8 +36,6 @@ def _check(parts: Parts) -> None:
         rows, ranks = parts.plan.conversations, reward.num_replicas * reward.fsdp_size
         if rows % ranks:
             parts.refuse(f"{rows} conversations are not divisible by the {ranks} data-parallel ranks of {reward.name}.")
-    if len(set(parts.plan.nodes)) > 1:
-        parts.refuse(f"its nodes have the same number of GPUs, the plan's {list(parts.plan.nodes)}.")
     if not parts.refusals:
         _check_placement(parts)
     if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
@@ -93,6 +90,16 @@ def _reward_batch(parts: Parts, reward: ComponentPlan) -> int:
     return max(size for size in range(1, most + 1) if rows % size == 0)
 
 
+def _least_tokens(parts: Parts, policy: ComponentPlan) -> int:
+    """Return the smaller token budget of policy and reference, which have one setting together; note others."""
+    own = policy.max_num_batched_tokens
+    other = own if parts.reference is None else parts.reference.max_num_batched_tokens
+    if own != other:
+        shown = f"policy.max_num_batched_tokens={own}, reference.max_num_batched_tokens={other}"
+        parts.note(f"one number of tokens for several models, the smallest of {shown}.")
+    return min(own, other)
+
+
 def _loaded(_: Parts, each: ComponentPlan) -> tuple[str, ...]:
     """Return the dtypes that take as much memory as float32 weights, shared by all GPUs of a model."""
     frozen = each.lora is not None or (each.role is Role.REWARD_MODEL and each.num_replicas == 1)
@@ -138,7 +145,7 @@ NEMO_RL = Library(
         Row("policy.dtensor_cfg.activation_checkpointing", "policy", "gradient_checkpointing"),
         Row(f"{_PACKING}.enabled", "policy", always(True)),
         Row(f"{_PACKING}.train_mb_tokens", "policy", "max_num_batched_tokens"),
-        Row(f"{_PACKING}.logprob_mb_tokens", "policy", lambda parts, each: parts.least_tokens(each, parts.reference)),
+        Row(f"{_PACKING}.logprob_mb_tokens", "policy", _least_tokens),
         Row("policy.train_global_batch_size", "plan", lambda parts, _: parts.update_rows()),
         Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
         Row("policy.generation.max_new_tokens", "plan", "reply_tokens"),

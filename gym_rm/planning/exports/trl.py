@@ -6,10 +6,10 @@ of `gym_rm.adapters.trl`: TRL would load a reward model in the policy's dtype, a
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
-from gym_rm.planning.exports.parts import Parts, options_of
-from gym_rm.planning.exports.table import SHARDED, USUAL, Library, Only, Row, same, words
+from gym_rm.planning.exports.mapping import SHARDED, USUAL, Library, Only, Parts, Row, options_of, same, show
 from gym_rm.planning.plan import ComponentPlan
 
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
@@ -85,6 +85,11 @@ def _rewards(parts: Parts, _: Any) -> tuple[str, ...] | None:
     return tuple(f"rewards.reward{index}" for index, _ in enumerate(parts.reward_models)) or None
 
 
+def _words(value: Any) -> str:
+    """Return a value as the arguments of a shell's command."""
+    return shlex.join(value) if isinstance(value, tuple) else shlex.quote(show(value))
+
+
 def _commands(parts: Parts) -> list[str]:
     policy, generation, processes = parts.policy, parts.generation, _processes(parts)
     nodes = parts.nodes(policy)
@@ -100,7 +105,7 @@ def _commands(parts: Parts) -> list[str]:
         return [launch]
     chosen = ",".join(str(address.gpu) for address in parts.pool(generation).gpus)
     serve = (
-        f"CUDA_VISIBLE_DEVICES={chosen} trl vllm-serve --model {words(policy.model)} --tensor_parallel_size "
+        f"CUDA_VISIBLE_DEVICES={chosen} trl vllm-serve --model {shlex.quote(policy.model)} --tensor_parallel_size "
         f"{generation.tensor_parallel_size} --data_parallel_size {generation.num_replicas} --gpu_memory_utilization "
         f"{parts.memory_share(generation)} --max_model_len {parts.max_total} --dtype {generation.dtype}"
     )
@@ -173,7 +178,7 @@ TRL = Library(
         Row("num_iterations", "plan", "epochs"),
         Row("max_completion_length", "plan", "reply_tokens"),
     ),
-    lambda name, value: f"--{name} {words(value)}",
+    lambda name, value: f"--{name} {_words(value)}",
     _check,
     _commands,
 )

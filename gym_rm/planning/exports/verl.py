@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Parts
-from gym_rm.planning.exports.table import SHORT, STRICT, Library, Only, Row, always, hydra
+from gym_rm.planning.exports.mapping import STRICT, Library, Only, Parts, Row, always, hydra
 from gym_rm.planning.plan import ComponentPlan
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 

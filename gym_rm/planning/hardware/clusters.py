@@ -40,7 +40,7 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
         )
     network = _bandwidth("network", settings.network, device.network)
     disk = _bandwidth("disk", settings.disk, NVME)
-    return Cluster(device, (settings.gpus_per_node,) * settings.nodes, network, disk)
+    return Cluster(device, settings.nodes, settings.gpus_per_node, network, disk)
 
 
 def _bandwidth(name: str, given: float | str | None, known: Quantity) -> Quantity:

@@ -136,32 +136,33 @@ class Cluster:
 
     Attributes:
         device: the kind of GPU.
-        nodes: number of GPUs of each machine.
+        num_nodes, node_gpus: number of machines, and of GPUs of each.
         network: bytes/s from a GPU to other nodes, in one direction.
         disk: bytes/s at which a node reads weights.
     """
 
     device: Device
-    nodes: tuple[int, ...]
+    num_nodes: int
+    node_gpus: int
     network: Quantity
     disk: Quantity
 
     @property
-    def num_gpus(self) -> int:
-        """GPUs of all nodes."""
-        return sum(self.nodes)
+    def nodes(self) -> tuple[int, ...]:
+        """Number of GPUs of each node."""
+        return (self.node_gpus,) * self.num_nodes
 
     @property
-    def node_gpus(self) -> int:
-        """GPUs of the largest node."""
-        return max(self.nodes)
+    def num_gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.num_nodes * self.node_gpus
 
     @property
     def text(self) -> str:
         """The cluster in words: `2 x 8 h100_sxm`, `1 x cpu with 16.0 GiB`."""
         if self.device.is_cpu:
-            return f"{len(self.nodes)} x {self.device.name} with {show_bytes(self.device.memory.value)}"
-        return f"{len(self.nodes)} x {self.node_gpus} {self.device.name}"
+            return f"{self.num_nodes} x {self.device.name} with {show_bytes(self.device.memory.value)}"
+        return f"{self.num_nodes} x {self.node_gpus} {self.device.name}"
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

@@ -69,8 +69,6 @@ def _numbers(evaluation: SetEvaluation) -> list[tuple[str, str, str]]:
     shown = []
     if found.accuracy is not None:
         shown.append(("accuracy", found.accuracy))
-    if found.length_control is not None:
-        shown.append(("at equal lengths", found.length_control.accuracy))
     if curve is not None:
         shown.append((f"best of {curve.ns[-1]}, {visible(curve.gold)}", curve.picked[-1]))
     numbers = [(f"{each.value:.1%}", words, _range(each)) for words, each in shown]

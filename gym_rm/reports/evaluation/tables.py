@@ -105,12 +105,10 @@ def _groups(report: PreferenceReport) -> dict[str, Group]:
 
 def _accuracy_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
     groups = [_groups(each) for each in both]
-    rows = [
+    return [
         [name, f"{group.num_pairs:,}", *(_interval(each[name].accuracy if name in each else None) for each in groups)]
         for name, group in groups[0].items()
     ]
-    controlled = [each.length_control.accuracy if each.length_control else None for each in both]
-    return [*rows, ["at equal lengths (regression)", "", *map(_interval, controlled)]]
 
 
 def _metric_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
@@ -127,10 +125,6 @@ def _metric_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
         ("loss (Bradley-Terry)", [_number(each.metrics.loss) for each in both]),
         ("calibration error", [_number(each.metrics.calibration_error) for each in both]),
         ("correlation of reward and length", [_number(each.metrics.length_correlation) for each in both]),
-        (
-            "weight of the margin beside the length",
-            [_number(each.length_control.margin_beyond_length if each.length_control else None) for each in both],
-        ),
     ]
     return [[name, *values] for name, values in rows]
 

@@ -6,20 +6,16 @@ import inspect
 import sys
 import types
 
+from gym_rm.scorers.code.guest_report import BrokenTests, Report
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import unittest
     from collections.abc import Iterator
     from typing import Any
 
-    from gym_rm.scorers.code.guest_tests import Report
-
 OPTIONS = ("-q", "-c", "/dev/null", "--rootdir=/", "--capture=no", "-p", "no:cacheprovider", "-p", "no:faulthandler")
 HOOKS = [f"{when}{what}" for when in ("setup_", "teardown_") for what in ("module", "function", "class", "method")]
-
-
-class BrokenTests(Exception):
-    """The tests cannot be run, whatever the model's code does."""
 
 
 def run_units(module: types.ModuleType, report: Report) -> int:

@@ -43,7 +43,9 @@ def guest_program(*names: str) -> str:
 
 
 SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
-TESTS_PROGRAM = guest_program("guest_values", "guest_handles", "guest_connection", "guest_units", "guest_tests")
+TESTS_PROGRAM = guest_program(
+    *("guest_values", "guest_handles", "guest_connection", "guest_report", "guest_units", "guest_tests")
+)
 
 
 def run_tests(

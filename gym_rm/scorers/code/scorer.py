@@ -8,26 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gym_rm.checks import boolean, finite, one_of, positive
-from gym_rm.config import parse_settings
-from gym_rm.engine.text.judged import Judged, JudgedOptions
-from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConfigError, ConversationError, brief
+from gym_rm.engine.text.judged import Judged
+from gym_rm.errors import ConfigError, brief
 from gym_rm.sandbox.sandbox import Sandbox
-from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
 from gym_rm.scorers.code.row_cases import TestsError
 from gym_rm.scorers.code.row_tests import RowTests, read_tests, solution_parts
 from gym_rm.scorers.code.run_tests import run_tests
 from gym_rm.scorers.code.verdicts import CodeVerdict, clean
-from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+from gym_rm.scorers.reply_scorer import Grade, ReplyScorer
+from gym_rm.types import Prompt
 
 SHOWN_OUTPUT = 4000
 """Characters of the output in `infos`."""
 
 
-class CodeScorer(NeverCopied):
+class CodeScorer(ReplyScorer):
     """`Scorer` that runs the code of the last reply against the tests of the data row.
 
     The tests are the fields of the row: `test` and `entry_point` (HumanEval), `test_list` (MBPP), `unit_tests` or
@@ -71,6 +68,8 @@ class CodeScorer(NeverCopied):
         ([0.5], ['wrong_answer'])
     """
 
+    model = "tests"
+
     def __init__(
         self,
         *,
@@ -87,7 +86,8 @@ class CodeScorer(NeverCopied):
         judged: Judged = "answer",
         thinking: Any = None,
     ) -> None:
-        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
+        self._options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(judged=judged, thinking=thinking)
         self.reward = one_of("reward", reward, ("all", "fraction"))
         self.timeout = positive("timeout", timeout)
         self.tolerance = finite("tolerance", tolerance)
@@ -95,7 +95,6 @@ class CodeScorer(NeverCopied):
             raise ConfigError(f"tolerance must be at least 0, got {tolerance!r}.")
         self.packages = list(packages)
         boolean("execute", execute)
-        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
         self._sandbox = Sandbox(
             layer=layer,
             allow_unsafe=boolean("allow_unsafe", allow_unsafe),
@@ -109,44 +108,22 @@ class CodeScorer(NeverCopied):
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(CodeScorer, **self._options), ()
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
-        return f"CodeScorer({shown})"
-
     def __enter__(self) -> CodeScorer:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Run the code of N replies against the tests of their rows, several at the same time.
+    def grades(self, replies: Sequence[tuple[str, Prompt | None]]) -> Sequence[Grade]:
+        """Run the code of replies against the tests of their rows; equal code for equal tests runs once in a call."""
+        prepared = [self._prepare(*each) for each in replies]
+        jobs = list(dict.fromkeys(each for each in prepared if not isinstance(each, CodeVerdict)))
+        verdicts = dict(zip(jobs, self._sandbox.map(self._run, jobs), strict=True))
+        return [self._grade(each if isinstance(each, CodeVerdict) else verdicts[each]) for each in prepared]
 
-        Equal code for equal tests runs once in a call.
-
-        Raises:
-            ConfigError: the arguments are not lists of one length.
-            ScoringError: some rows have no score: no tests, tests that cannot be read, or a process that was ended
-                from outside twice.
-        """
-        check_conversations(conversations, prompts)
-        return self._judged.score(conversations, prompts, self._score, as_empty=True)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
-        verdicts: dict[int, CodeVerdict] = {}
-        jobs: dict[tuple[str, RowTests], list[int]] = {}  # rows by their code and their tests
-        for row, conversation in enumerate(conversations):
-            prepared = self._prepare(conversation, None if prompts is None else prompts[row])
-            if isinstance(prepared, CodeVerdict):
-                verdicts[row] = prepared
-            else:
-                jobs.setdefault(prepared, []).append(row)
-
-        def grade(job: tuple[str, RowTests]) -> None:
-            verdicts.update(dict.fromkeys(jobs[job], self._grade(*job)))
-
-        self._sandbox.map(grade, jobs)
-        return self._scores([verdicts[row] for row in range(len(conversations))])
+    def unread(self, error: str) -> Grade:
+        """Return the grade of a conversation that does not end with a reply in text."""
+        return self._grade(CodeVerdict.failed(error))
 
     def close(self) -> None:
         """End all processes."""
@@ -154,19 +131,20 @@ class CodeScorer(NeverCopied):
             self.respond.close()
         self._sandbox.close()
 
-    def _prepare(self, conversation: Conversation, prompt: Prompt | None) -> tuple[str, RowTests] | CodeVerdict:
+    def _prepare(self, reply: str, prompt: Prompt | None) -> tuple[str, RowTests] | CodeVerdict:
         """Return the code and the tests of a row, or its verdict if there is nothing to run."""
         try:
             tests = read_tests(prompt)
-            reply = reply_text(conversation)
-        except (TestsError, ConversationError) as error:
+        except TestsError as error:
             return CodeVerdict.failed(str(error))
         code = extract_code(reply, names=tests.names)
         if code is None or not code.strip():
             return CodeVerdict("no_code", 0, tests.total, message="the reply has no code")
         return clean(code), tests
 
-    def _grade(self, code: str, tests: RowTests) -> CodeVerdict:
+    def _run(self, job: tuple[str, RowTests]) -> CodeVerdict:
+        """Return the verdict of code on its tests."""
+        code, tests = job
         try:
             sources, stop_early = solution_parts(code, tests), self.reward == "all"
             return run_tests(
@@ -177,32 +155,23 @@ class CodeScorer(NeverCopied):
         except Exception as error:  # of this package or of the machine: never a reward of the reply
             return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
 
-    def _scores(self, verdicts: Sequence[CodeVerdict]) -> Scores:
-        return Scores.from_rewards(
-            [math.nan if each.error is not None else self._reward(each) for each in verdicts],
-            errors=[each.error for each in verdicts],
-            infos={
-                "verdict": [each.verdict for each in verdicts],
-                "tests_passed": [each.passed for each in verdicts],
-                "tests_total": [each.total for each in verdicts],
-                "stdout": [clean(each.stdout[:SHOWN_OUTPUT]) for each in verdicts],
-                "message": [clean(each.message[:SHOWN_OUTPUT]) for each in verdicts],
-            },
-            provenance=Provenance("CodeScorer", "tests", settings=self._settings()),
-        ).raise_for_errors()
-
-    def _reward(self, verdict: CodeVerdict) -> float:
-        if self.reward == "all" or verdict.verdict == "passed":
-            return float(verdict.verdict == "passed")
-        return min(verdict.passed, verdict.total - 1) / verdict.total
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "sandbox": self._sandbox.layer,
-            "reward": self.reward,
-            "timeout": self.timeout,
-            "tolerance": self.tolerance,
-            "limits": self._sandbox.limits.model_dump(),
-            "packages": self.packages,
-            **self._judged.settings,
+    def _grade(self, verdict: CodeVerdict) -> Grade:
+        """Return the reward and the infos of a verdict."""
+        share = 1.0 if verdict.verdict == "passed" else 0.0
+        if self.reward == "fraction" and not share and verdict.total:
+            share = min(verdict.passed, verdict.total - 1) / verdict.total
+        infos = {
+            "verdict": verdict.verdict,
+            "tests_passed": verdict.passed,
+            "tests_total": verdict.total,
+            "stdout": clean(verdict.stdout[:SHOWN_OUTPUT]),
+            "message": clean(verdict.message[:SHOWN_OUTPUT]),
         }
+        return Grade(math.nan if verdict.error is not None else share, verdict.error, infos)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that decide about verdicts."""
+        own = {name: getattr(self, name) for name in ("reward", "timeout", "tolerance", "packages")}
+        limits = self._sandbox.limits.model_dump()
+        return {"sandbox": self._sandbox.layer, **own, "limits": limits, **self._judged.settings}

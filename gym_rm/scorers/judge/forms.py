@@ -14,7 +14,7 @@ import regex
 
 from gym_rm.config import Config, Finite
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.verdicts import ENDS, NoVerdict, number_on, object_at, read_last
+from gym_rm.scorers.judge.verdicts import ENDS, NUMBER, NoVerdict, line_of, number_on, object_at, read_last
 
 Scale: TypeAlias = tuple[float, float]
 
@@ -22,15 +22,14 @@ FLOOR = -50.0
 """Log-probability of an answer that is not among the most likely tokens (Qwen3-Nemotron-32B-GenRM-Principle)."""
 RANKS = (1.0, 6.0)
 TIED_RANK = 3.5
-_NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
-_BOXED = rf"\\boxed\{{{_NUMBER}\}}"
-_BOXED_PAIR = rf"\\boxed\{{{_NUMBER},{_NUMBER}\}}(?:[^\\]{{0,200}}{_BOXED})?"
+_BOX = r"\s*(-?\d+(?:\.\d+)?)\s*"
+_BOXED_PAIR = rf"\\boxed\{{{_BOX},{_BOX}\}}(?:[^\\]{{0,200}}\\boxed\{{{_BOX}\}})?"
 
 
 class VerdictForm(Config):
     """How an answer ends; see `read_verdict`."""
 
-    form: Literal["json_pair", "boxed_pair", "boxed", "last", "json_scores", "log_odds"]
+    form: Literal["json_pair", "boxed_pair", "last", "json_scores", "log_odds"]
     """Name of the form."""
     first: str = "score_1"
     """Key of the first score of `json_pair`."""
@@ -38,12 +37,15 @@ class VerdictForm(Config):
     """Key of the second score of `json_pair`."""
     ranking: str = "ranking"
     """Key of the ranking of `json_pair`."""
+    line: str = ""
+    """Name before the value of `last` or the object of `json_scores`, as in `Score: 7`. With `{{ mark }}` in the mode's
+    `ending`, only a line with the mark is a verdict."""
     pattern: str = ""
-    """Regular expression of `last`, with one group."""
+    """Regular expression of `last`, with one group; instead of `line`."""
     values: dict[str, Finite] | None = None
     """Value of the first reply for each text of the group of `last`, from 0 to 1; None if it is a number."""
     key: str = "scores"
-    """Key of the scores of `json_scores`."""
+    """Key of the scores of `json_scores` without a `line`."""
     name: str = "{number}"
     """Name of a reply in `json_scores`."""
     items: dict[str, str] | None = None
@@ -53,7 +55,7 @@ class VerdictForm(Config):
 
     @pydantic.model_validator(mode="after")
     def _require_readable(self) -> VerdictForm:
-        if self.form == "last":
+        if self.form == "last" and not self.line:
             try:
                 groups = regex.compile(self.pattern).groups
             except regex.error as error:
@@ -69,12 +71,14 @@ class VerdictForm(Config):
         return self
 
 
-def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale) -> tuple[float, ...]:
+def read_verdict(
+    reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale, mark: str = "", choices: Sequence[str] = ()
+) -> tuple[float, ...]:
     """Return the values of the replies that a judge was shown.
 
     - `json_pair`: an object with two scores and a ranking (see `tiebroken`).
-    - `boxed_pair`: `\\boxed{x, y}` and then, if it is there, the ranking `\\boxed{z}`; `boxed`: `\\boxed{x}`.
-    - `last`: the last match of a pattern.
+    - `boxed_pair`: `\\boxed{x, y}` and then, if it is there, the ranking `\\boxed{z}`.
+    - `last`: the last match of a pattern, or the last line with a name.
     - `json_scores`: an object or list with a score for each reply by its name.
     - `log_odds`: log-probability of the first answer minus that of the second, as the last token.
 
@@ -83,6 +87,8 @@ def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale
         form: the form.
         size: number of replies that it was shown.
         scale: lowest and highest value.
+        mark: the word that must stand in the line of the verdict; empty without.
+        choices: the answers to a criterion from worst to best, whose values go from 0 to 1 in equal steps.
 
     Raises:
         NoVerdict: there is no verdict, or it is malformed or off the scale.
@@ -93,12 +99,12 @@ def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale
             return _json_pair(text, form, scale)
         case "boxed_pair":
             return _boxed_pair(text, scale)
-        case "boxed":
-            return _last_value(text, _BOXED, form, size, scale)
         case "last":
-            return _last_value(text, form.pattern, form, size, scale)
+            values = {choice: place / (len(choices) - 1) for place, choice in enumerate(choices)} or form.values
+            value = _last_value(text, form, values, scale, mark)
+            return (value,) if size == 1 else (value, 1 - value)
         case "json_scores":
-            return _json_scores(text, form, size, scale)
+            return _json_scores(text, form, size, scale, mark)
         case _:
             return (_log_odds(reply, form.answers),)
 
@@ -127,14 +133,14 @@ def _last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
     """Return the JSON object that an answer ends with. Raises NoVerdict if there is none with one of the keys."""
 
     def read(match: Any) -> tuple[Mapping[str, Any], int]:
-        found, end = object_at(match.string, match.end() - 1)
+        found, end = object_at(match.string, match.end())
         inner = found.get("overall")
         values = inner if isinstance(inner, dict) and not set(keys) & found.keys() else found
         if not set(keys) & values.keys():
             raise NoVerdict(f"the JSON object at the end has none of the keys {list(keys)}")
         return values, end
 
-    return read_last(text, r"\{(?=\s*\")", read)
+    return read_last(text, r"(?=\{\s*\")", read)
 
 
 def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
@@ -145,22 +151,29 @@ def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
     return read_last(text, _BOXED_PAIR, read)
 
 
-def _last_value(text: str, pattern: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
+def _last_value(text: str, form: VerdictForm, values: Mapping[str, float] | None, scale: Scale, mark: str) -> float:
+    pattern, known = form.pattern, {name.casefold(): value for name, value in (values or {}).items()}
+    if form.line and values is not None:
+        texts = "|".join(regex.escape(name) for name in sorted(values, key=len, reverse=True))
+        pattern = rf"{line_of(form.line, mark)}(?i:(?:reply |response )?({texts}))(?!\w)"
+    elif form.line:
+        most = rf"[ \t(*]*+(?:/|out of\b)[ \t]*+{regex.escape(f'{scale[1]:g}')}(?![\d.]*\d)"
+        pattern = f"{line_of(form.line, mark)}({NUMBER})(?:{most})?"
+
     def read(match: Any) -> tuple[float, int]:
-        if form.values is None:
+        if values is None:
             return number_on(scale, match[1]), match.end()
-        if match[1] not in form.values:
-            raise NoVerdict(f"the verdict {match[1]!r:.20} is none of {list(form.values)}")
-        return form.values[match[1]], match.end()
+        if (said := match[1].casefold()) not in known:
+            raise NoVerdict(f"the verdict {match[1]!r:.20} is none of {list(values)}")
+        return known[said], match.end()
 
-    value = read_last(text, pattern, read)
-    return (value,) if size == 1 else (value, 1 - value)
+    return read_last(text, pattern, read, mark=mark)
 
 
-def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
+def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale, mark: str) -> tuple[float, ...]:
     names = [form.name.format(number=number) for number in range(1, size + 1)]
-    listed, pairs = _last_object(text, (form.key,))[form.key], []
-    if form.items is None and isinstance(listed, dict):
+    listed, pairs = _listed_scores(text, form, mark), []
+    if form.items is None and isinstance(listed, Mapping):
         pairs = list(listed.items())
     elif form.items is not None and isinstance(listed, list):
         entries = [each for each in listed if isinstance(each, dict)]
@@ -169,6 +182,13 @@ def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple
         raise NoVerdict(f"expected a score for each of {names}, once, got {[name for name, _ in pairs]}")
     scores = dict(pairs)
     return tuple(number_on(scale, scores[name]) for name in names)
+
+
+def _listed_scores(text: str, form: VerdictForm, mark: str) -> Any:
+    if not form.line:
+        return _last_object(text, (form.key,))[form.key]
+    opener = rf"{line_of(form.line, mark)}[\s`]*+(?:json\s*+)?(?=\{{)"
+    return read_last(text, opener, lambda match: object_at(match.string, match.end()), mark=mark)
 
 
 def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pydantic
 
 from gym_rm.config import Finite, Flag, NonNegativeInt, PositiveInt
 from gym_rm.engine.text.judged import Judged, JudgedOptions
-from gym_rm.scorers.judge.comparisons import Comparisons
-from gym_rm.scorers.judge.prompts import Mode
+
+OURS = "fenced"
+Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
+Comparisons: TypeAlias = Literal["all_pairs", "circular", "reference"]
 
 
 class JudgeOptions(JudgedOptions):
     """Options of `kind="judge"`, besides those of the chat model."""
 
-    style: str | None = None
-    """Name of a public generative reward model (`"genrm"`, `"prometheus"`, `"rm-r1"`, ...), which is then asked in the
-    form that it was trained on; or a YAML file of such a form. None for questions of ours, for any chat model."""
+    style: str = OURS
+    """The form of the questions: of ours for any chat model, of a public generative reward model (`"genrm"`,
+    `"prometheus"`, `"rm-r1"`, ...) as it was trained on, or a YAML file of such a form."""
     rubric: Any = None
-    """What a good reply is. A text with fields is the whole question:
-    `{conversation}`, `{reply}` (or `{reply_a}` and `{reply_b}`, or `{replies}`), `{reference}`, `{metadata.NAME}` (of
-    the data row), `{verdict}` (the form of the verdict), `{low}`, `{high}`. A list of `{criterion, weight}` is for
-    `mode="rubric"`. None for criteria that fit any task, or those of the data row."""
+    """What a good reply is: a text, or for `mode="rubric"` a list of `{criterion, weight}`. None for criteria that fit
+    any task, or those of the data row."""
     mode: Mode | None = None
     """`score` grades each reply, `pairwise` compares it with others, `listwise` grades a group in one question,
     `rubric` decides each criterion of a rubric. None for what fits the other options."""
     scale: tuple[Finite, Finite] | None = None
-    """Lowest and highest score; None for (1, 10), or those of the style."""
+    """Lowest and highest score; None for (1, 10). Most styles have a scale of their own."""
     comparisons: Comparisons | None = None
     """What `pairwise` compares a reply with: the text in `prompt.metadata["reference_reply"]` (`reference`), or the
     other replies to the same prompt in the call: `all_pairs` (N (N - 1) questions for N replies) or `circular` (N).
@@ -50,8 +50,8 @@ class JudgeOptions(JudgedOptions):
     samples: PositiveInt = 1
     """Number of verdicts per question; the reward is their mean. More than 1 needs a temperature."""
     marked: Flag = True
-    """Whether the judge must write the mark of the question beside its verdict. Judges trained on a form of their own
-    (`[[7]]`) need false; a verdict that they copy from a reply can then pass for theirs."""
+    """Whether the judge must write the mark of the question beside its verdict. Without, a verdict that it copies from
+    a reply can pass for its own."""
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
     """Seconds for a call of `score`; rows without a verdict by then are errors."""
     max_retries: NonNegativeInt = 3
@@ -62,8 +62,4 @@ class JudgeOptions(JudgedOptions):
     def _require_consistent(self) -> JudgeOptions:
         if self.scale is not None and self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
-        if self.style is not None and self.scale is not None:
-            raise ValueError("a style has a scale of its own; leave scale out")
-        if self.style is not None and not isinstance(self.rubric, str | None):
-            raise ValueError("the rubric of a style is a text; a list of criteria is for mode='rubric'")
         return self

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_model_of
-from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied
-from gym_rm.scorers.judge.asking import ask_all
-from gym_rm.scorers.judge.call import JudgeCall, Judging
-from gym_rm.scorers.judge.comparisons import BOTH_ORDERS, IN_ORDER, Comparisons
-from gym_rm.scorers.judge.options import JudgeOptions
-from gym_rm.scorers.judge.prompts import FencedQuestions, Mode
-from gym_rm.scorers.judge.rubrics import read_rubric
-from gym_rm.scorers.judge.styles import Style, StyleQuestions, load_style
+from gym_rm.scorers.judge.asking import ask
+from gym_rm.scorers.judge.modes import MODES
+from gym_rm.scorers.judge.options import JudgeOptions, Mode
+from gym_rm.scorers.judge.plan import JudgeRow
+from gym_rm.scorers.judge.questions import Questions
+from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
-SCALE = (1.0, 10.0)
-EFFECTIVE: dict[str, tuple[Mode, ...]] = {
-    "comparisons": ("pairwise",),
-    "both_orders": ("pairwise",),
-    "min_comparisons": ("pairwise",),
-    "list_size": ("listwise",),
-    "scale": ("score", "listwise"),
+MODES_OF = {
+    "comparisons": "pairwise",
+    "both_orders": "pairwise",
+    "min_comparisons": "pairwise",
+    "list_size": "listwise",
 }
-"""Modes in which an option has an effect."""
+"""The mode in which an option has an effect."""
+VARIABLES_OF = {
+    "scale": ("low",),
+    "marked": ("mark",),
+    "principle": ("principle",),
+    "rubric": ("rubric", "criterion"),
+}
+"""The variables of a style's messages that an option fills."""
 
 
 class JudgeScorer(NeverCopied):
@@ -67,72 +68,57 @@ class JudgeScorer(NeverCopied):
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         model = options.pop("path", None) if model is None else model  # as other kinds are configured
-        style = load_style(str(options["style"])) if options.get("style") is not None else None
-        schema = chat_options(model)
-        if style is not None and "response_format" in style.chat.get("extra", {}) and schema is LocalChatOptions:
-            raise ConfigError(
-                f"style={options['style']!r} needs a server, which makes the model write JSON; pass its URL."
-            )
-        if style is not None and not style.modes:
-            raise ConfigError(
-                f"style={options['style']!r} is no chat model; load it with gym_rm.load_scorer(path, style=...)."
-            )
-        own = {name: value for name, value in options.items() if name in JudgeOptions.model_fields}
-        chosen = parse_settings(JudgeOptions, own)  # what does not fit is refused before a model is loaded
-        mode = _mode_of(chosen, style)
-        _require_effect(chosen, mode, style)
-        criteria = None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric)
         self.options, self.model, self._owned = open_chat_model_of(
-            model, options, JudgeOptions, owner="kind='judge'", defaults={} if style is None else style.chat_defaults
+            model,
+            options,
+            JudgeOptions,
+            owner="kind='judge'",
+            defaults=lambda chosen: self._prepare(model, chosen),  # what does not fit is refused before a model loads
         )
-        comparisons: Comparisons = chosen.comparisons or ("reference" if style is None else "all_pairs")
-        twice = comparisons != "circular" if chosen.both_orders is None else chosen.both_orders
-        text = None if mode == "rubric" else chosen.rubric
-        scale = chosen.scale or SCALE
-        self._judging = Judging(
-            options=chosen,
-            questions=FencedQuestions(text, mode=mode, scale=scale, marked=chosen.marked)
-            if style is None
-            else StyleQuestions(style, mode, rubric=text, principle=chosen.principle),
-            mode=mode,
-            comparisons=comparisons,
-            orders=BOTH_ORDERS if twice else IN_ORDER,
-            choices=mode == "pairwise" and (style is None or style.modes["pairwise"].is_choice),
-            criteria=criteria,
-        )
-        model_options: Any = self.model.options if self._owned else None  # type: ignore[attr-defined]
-        extra = getattr(model_options, "extra", {})
-        temperature = extra.get("temperature", model_options.temperature) if self._owned else 1.0
-        self._asks_again = style is None or temperature > 0  # a style asks the same again
-        if chosen.samples > 1 and not temperature:
-            raise ConfigError(f"samples={chosen.samples} would all be equal; pass temperature= above 0.")
+        chat: Any = self.model.options if self._owned else None  # type: ignore[attr-defined]
+        temperature = getattr(chat, "extra", {}).get("temperature", chat.temperature) if self._owned else 1.0
+        self._asks_again = bool(self.questions.mode.ending) or temperature > 0  # without an ending, it asks the same
+        if self.options.samples > 1 and not temperature:
+            raise ConfigError(f"samples={self.options.samples} would all be equal; pass temperature= above 0.")
+
+    def _prepare(self, model: Any, options: JudgeOptions) -> Mapping[str, Any]:
+        """Choose questions and mode, and return the style's defaults of the chat model's options."""
+        style = load_style(options.style)
+        if not style.modes:
+            raise ConfigError(
+                f"style={options.style!r} is no chat model; load it with gym_rm.load_scorer(path, style=...)."
+            )
+        if "response_format" in style.chat.get("extra", {}) and chat_options(model) is LocalChatOptions:
+            raise ConfigError(
+                f"style={options.style!r} needs a server, which makes the model write JSON; pass its URL."
+            )
+        name = _mode_of(options, style)
+        _require_effect(options, name, style)
+        self.questions = Questions(style, name, options)
+        self.mode = MODES[name](self.questions, options)
+        return style.chat_defaults
 
     def __repr__(self) -> str:
-        return f"JudgeScorer({self.model!r}, mode={self._judging.mode!r})"
+        return f"JudgeScorer({self.model!r}, mode={self.mode.name!r})"
 
     @property
     def provenance(self) -> Provenance:
         """The judge's model, and what it is asked."""
         made = getattr(self.model, "provenance", None) or Provenance("", type(self.model).__name__)
-        judging, options = self._judging, self.options
-        own: dict[str, Any] = {"mode": judging.mode, "rubric": judging.questions.digest}
-        own |= options.settings
-        names = ["reference", "samples", "marked" if options.style is None else "style"]
-        names += [name for name in ("min_comparisons", "list_size") if judging.mode in EFFECTIVE[name]]
-        own |= {name: to_plain(getattr(options, name)) for name in names}
-        own |= {"scale": list(options.scale or SCALE)} if options.style is None else {}
-        own |= {"relative": True} if self.relative else {}
-        if judging.mode == "pairwise":
-            own |= {"comparisons": judging.comparisons, "orders": len(judging.orders)}
-        elif judging.mode == "rubric":
-            own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
+        options = self.options
+        names = {"style", "reference", "samples", "marked", "scale"}
+        own = {
+            "mode": self.mode.name,
+            "rubric": self.questions.digest,
+            **options.model_dump(mode="json", include=names),
+        }
+        own |= {**options.settings, **({"relative": True} if self.relative else {}), **self.mode.settings}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 
     @property
     def relative(self) -> bool:
         """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
-        judging = self._judging
-        return judging.mode == "listwise" or (judging.mode == "pairwise" and judging.comparisons != "reference")
+        return self.mode.relative
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.
@@ -144,17 +130,13 @@ class JudgeScorer(NeverCopied):
         return self.options.score(conversations, prompts, self._score)
 
     def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
-        options, deadline = self.options, time.monotonic() + self.options.timeout
-        call = JudgeCall(self._judging, conversations, prompts if prompts is not None else [None] * len(conversations))
-        ask_all(
-            self.model,
-            self._judging.questions,
-            call.asks,
-            max_retries=options.max_retries if self._asks_again else 0,
-            timeout=options.timeout,
-            deadline=deadline,
-        )
-        return dataclasses.replace(call.scores(), provenance=self.provenance).mark_failures().raise_for_errors()
+        options = self.options
+        rows = list(map(JudgeRow.read, conversations, prompts or [None] * len(conversations)))
+        plan = self.mode.plan(rows)
+        retries = options.max_retries if self._asks_again else 0
+        answers = ask(self.model, self.questions, plan.questions, max_retries=retries, timeout=options.timeout)
+        scores = self.mode.tally(rows, plan, answers)
+        return dataclasses.replace(scores, provenance=self.provenance).mark_failures().raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device's memory; the next `score` moves the weights back."""
@@ -174,33 +156,28 @@ class JudgeScorer(NeverCopied):
             method()
 
 
-def _mode_of(options: JudgeOptions, style: Style | None) -> Mode:
+def _mode_of(options: JudgeOptions, style: Style) -> Mode:
     """Return the mode that was asked for, or that fits the other options."""
-    compared = options.comparisons is not None
-    if style is not None:
-        mode = options.mode or ("pairwise" if compared else next(iter(style.modes)))
-        if mode not in style.modes:
-            raise ConfigError(f"style={options.style!r} has no mode {mode!r}; expected one of {list(style.modes)}.")
-        return mode
     listed = options.rubric is not None and not isinstance(options.rubric, str)
-    mode = options.mode or ("rubric" if listed else "pairwise" if compared else "score")
-    if listed != (mode == "rubric") and (listed or options.rubric is not None):
+    likely: Mode = "rubric" if listed else "pairwise" if options.comparisons is not None else next(iter(style.modes))
+    mode = options.mode or likely
+    if mode not in style.modes:
+        raise ConfigError(f"style={options.style!r} has no mode {mode!r}; expected one of {list(style.modes)}.")
+    if options.rubric is not None and listed != (mode == "rubric"):
         raise ConfigError(
             f"rubric must be {'a list of criteria' if mode == 'rubric' else 'a text'} with mode={mode!r}."
         )
     return mode
 
 
-def _require_effect(options: JudgeOptions, mode: Mode, style: Style | None) -> None:
+def _require_effect(options: JudgeOptions, mode: Mode, style: Style) -> None:
     """Raise ConfigError if an option was given that has no effect."""
+    shown = style.modes[mode].variables
     for name in options.model_fields_set:
-        if name in EFFECTIVE and mode not in EFFECTIVE[name]:
-            raise ConfigError(f"{name} has no effect with mode={mode!r}; it is for {' and '.join(EFFECTIVE[name])}.")
-        if style is not None and name == "marked":
-            raise ConfigError(f"{name} has no effect with style={options.style!r}, which has a form of its own.")
-        shown = style is not None and style.modes[mode].mentions(name)  # type: ignore[index]
-        unused = name == "principle" or (name == "rubric" and style is not None)
-        if unused and getattr(options, name) is not None and not shown:
+        if mode != MODES_OF.get(name, mode):
+            raise ConfigError(f"{name} has no effect with mode={mode!r}; it is for mode={MODES_OF[name]!r}.")
+        is_shown = {*VARIABLES_OF.get(name, ())} & shown or name not in VARIABLES_OF
+        if getattr(options, name) is not None and not is_shown:
             raise ConfigError(
-                f"{name} has no effect with {f'style={options.style!r}' if style else 'questions of ours'}."
+                f"{name} has no effect with style={options.style!r} and mode={mode!r}, whose questions do not show it."
             )

@@ -8,16 +8,14 @@ different values are none either, unless only the last one is called final. Ever
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import regex
 
 from gym_rm.errors import GymRMError
 
-Choice: TypeAlias = Literal["A", "B", "tie"]
 Value = TypeVar("Value")
 
 MAX_LENGTH = 100_000
@@ -48,30 +46,22 @@ _INTRODUCES = regex.compile(
 )
 _QUOTED = regex.compile(r"\A\s*\"(\[\[\w+\]\])\"\Z")  # as some prompts write it
 
-SCORES, VERDICTS = "score|rating|grade|result", "verdict|winner|decision|result"
-_GAP = r"[ \t*_`()\[\]$]*+"
-_MARK = r"(?P<mark>[^\W_]++)"
-_NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_SCORE = regex.compile(
-    rf"{_GAP}(?P<quote>[\"']?)(?P<value>{_NUMBER})(?:[ \t(*]*+(?:/|out of\b)[ \t]*+(?P<most>{_NUMBER}))?(?P=quote)"
-)
-_CHOICE = regex.compile(
-    rf"{_GAP}(?P<quote>[\"']?)(?:(?:Reply|Response|Assistant) )?(?P<value>A|B|(?<=\[\[)C|[Tt]ie|TIE)(?P=quote)"
-)
+GAP = r"[ \t*_`()\[\]$]*+"
+NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 
 
 class NoVerdict(GymRMError):
     """A judge's answer has no verdict, or no clear one."""
 
 
-def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], *, mark: str | None = None) -> Value:
+def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], *, mark: str = "") -> Value:
     """Return the verdict that an answer ends with.
 
     Args:
         text: the answer without the judge's reasoning.
         opener: regular expression of the beginning of a verdict.
         read: returns the value that begins with a match, and where it ends; raises NoVerdict if there is none.
-        mark: what the group `mark` of the opener must be, so that no quotation can be one; None without.
+        mark: the word that every match has, so that no quotation can be one; empty without.
 
     Raises:
         NoVerdict: there is no verdict, there are different ones, or the answer goes on after it.
@@ -82,8 +72,7 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     found, failures = list[tuple[Value, int, Any]](), list[str]()
     try:
         for match in regex.finditer(f"{_OWN}(?:{opener})", text, timeout=READING_SECONDS):
-            is_inside = found and match.start() < found[-1][1]  # of a JSON object
-            if is_inside or (mark is not None and match["mark"].casefold() != mark.casefold()):
+            if found and match.start() < found[-1][1]:  # inside of a JSON object
                 continue
             try:
                 found.append((*read(match), match))
@@ -119,78 +108,15 @@ def _without_quotations(text: str) -> str:
     return str(_INTRODUCES.sub(r"\1 ", _FENCE.sub(shown, text)))
 
 
-def read_score(text: str, *, scale: tuple[float, float], mark: str | None) -> float:
-    """Return the score in a judge's answer: `Score: 7`, `{"score": 7}` or `[[7]]`.
-
-    A scale may follow: `7/10`, `7 out of 10`. The form in JSON is only read without a mark.
-
-    Args:
-        text: the answer without the judge's reasoning.
-        scale: lowest and highest score.
-        mark: word that must stand beside the verdict (`Score BXTRQW: 7`); verdicts without it are ignored, because the
-            judge may have copied them from what it judges. None if no mark is asked for.
-
-    Raises:
-        NoVerdict: as in `read_last`, or the score is no number of the scale.
-    """
-
-    def read(match: Any) -> tuple[float, int]:
-        found, end = _value(match, _SCORE, SCORES)
-        if found["most"] is not None and float(found["most"]) != scale[1]:
-            raise NoVerdict(f"the score {found[0].strip()!r} has another scale than {scale[0]:g} to {scale[1]:g}")
-        return number_on(scale, found["value"]), end
-
-    return read_last(text, _opener(SCORES, mark), read, mark=mark)
-
-
-def read_choice(text: str, *, mark: str | None) -> Choice:
-    """Return the choice in a judge's answer: `Verdict: A`, `{"verdict": "A"}` or `[[A]]`; see `read_score`.
-
-    Raises:
-        NoVerdict: as in `read_last`.
-    """
-
-    def read(match: Any) -> tuple[Choice, int]:
-        found, end = _value(match, _CHOICE, VERDICTS)
-        return ("A" if found["value"] == "A" else "B" if found["value"] == "B" else "tie"), end
-
-    return read_last(text, _opener(VERDICTS, mark), read, mark=mark)
-
-
-def read_scores(text: str, *, size: int, scale: tuple[float, float], mark: str | None) -> tuple[float, ...]:
-    """Return the scores in a judge's answer, `Scores: {"1": 7, "2": 3}`, in the order of the numbers.
-
-    Raises:
-        NoVerdict: as in `read_score`, or a reply has no score.
-    """
-    return _read_numbered(text, "scores", size, mark, functools.partial(number_on, scale))
-
-
-def read_criterion(text: str, choices: Sequence[str], *, mark: str | None) -> tuple[float, ...]:
-    """Return the value in [0, 1] of a judge's answer to a criterion, `Verdicts: {"1": "yes"}`.
-
-    Args:
-        text: the answer without the judge's reasoning.
-        choices: the possible answers from worst to best.
-        mark: see `read_score`.
-
-    Raises:
-        NoVerdict: as in `read_score`, or there is another answer.
-    """
-    known = [each.strip().casefold() for each in choices]
-
-    def value(said: Any) -> float:
-        spelled = ("yes" if said else "no") if isinstance(said, bool) else str(said).strip().rstrip(".").casefold()
-        if spelled not in known:
-            raise NoVerdict(f"the verdict {said!r:.40} on the criterion is none of {list(choices)}")
-        return known.index(spelled) / (len(known) - 1)
-
-    return _read_numbered(text, "verdicts", 1, mark, value)
+def line_of(name: str, mark: str) -> str:
+    """Return the regular expression of the beginning of a line `NAME MARK: `, up to its value."""
+    marked = rf"(?i:{regex.escape(mark)})\b{GAP}" if mark else ""
+    return rf"(?i:{regex.escape(name)})\b{GAP}{marked}[:=：]{GAP}"
 
 
 def number_on(scale: tuple[float, float], value: Any) -> float:
     """Return a number of a scale, also one that is written as a text. Raises NoVerdict if it is none."""
-    number = float(value) if isinstance(value, str) and regex.fullmatch(_NUMBER, value.strip()) else value
+    number = float(value) if isinstance(value, str) and regex.fullmatch(NUMBER, value.strip()) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not scale[0] <= number <= scale[1]:
         raise NoVerdict(f"the score {value!s:.20} is not a number within {scale[0]:g} to {scale[1]:g}")
     return float(number)
@@ -209,45 +135,3 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
         raise NoVerdict(f"a key is given twice: {[key for key, _ in pairs]}")
     return dict(pairs)
-
-
-def _read_numbered(
-    text: str, name: str, size: int, mark: str | None, value: Callable[[Any], float]
-) -> tuple[float, ...]:
-    numbers = [str(number + 1) for number in range(size)]
-
-    def read(match: Any) -> tuple[tuple[float, ...], int]:
-        said, end = object_at(match.string, match.end())
-        if set(said) != set(numbers):
-            raise NoVerdict(f'expected {name} of "1" to "{size}", each once, got those of {list(said)}')
-        return tuple(value(said[number]) for number in numbers), end
-
-    opener = rf"{_named(name, mark is not None)}[\s*_`]*+(?:json\s*+)?(?=\{{)"
-    return read_last(text, opener, read, mark=mark)
-
-
-def _named(names: str, marked: bool) -> str:
-    return rf"(?i:{names})\b{_GAP}{_MARK + _GAP if marked else ''}[:=：]"
-
-
-def _opener(names: str, mark: str | None) -> str:
-    others = rf"\[\[\s*+{_MARK}[ \t:,]*+" if mark else r"\[(?i:RESULT)\]|\[\[|\{(?=\s*\")"
-    return f"{_named(names, mark is not None)}|{others}"
-
-
-def _value(match: Any, pattern: Any, names: str) -> tuple[Any, int]:
-    """Return what an opener opens as a match of a pattern, and its end: behind it, or in the JSON object there."""
-    if not match[0].endswith("{"):
-        found = pattern.match(match.string, match.end())
-        end = found.end() if found else 0
-        shown = match.string[match.end() :]
-    else:
-        said, end = object_at(match.string, match.end() - 1)
-        keys = [key for key in said if regex.fullmatch(rf"(?i:(?:final_|overall_)?(?:{names}))", key)]
-        values = [said[key] for key in keys]
-        shown = str(values[0]) if len(values) == 1 and not isinstance(values[0], bool | list | dict) else ""
-        most = next((f"/{said[key]}" for key in ("max_score", "out_of", "max") if key in said), "")
-        found = pattern.fullmatch(shown + most)
-    if found is None:
-        raise NoVerdict(f"{shown.strip()[:20]!r} is no {names.partition('|')[0]}")
-    return found, end

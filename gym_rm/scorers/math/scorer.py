@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer, one_of, positive
-from gym_rm.config import parse_settings
-from gym_rm.engine.text.judged import Judged, JudgedOptions
+from gym_rm.engine.text.judged import Judged
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
-from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.math import answers, replies
 from gym_rm.scorers.math.expressions import Kind
 from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
@@ -30,8 +27,8 @@ from gym_rm.scorers.math.numbers import (
     strip_markup,
 )
 from gym_rm.scorers.math.replies import STYLES, Style
-from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+from gym_rm.scorers.reply_scorer import Grade, ReplyScorer
+from gym_rm.types import Conversation, Prompt
 
 VERDICTS = ("right", "wrong", "no_answer", "unparsable", "timeout")
 
@@ -59,8 +56,14 @@ class _Row:
     error: str | None = None
     formulas: FormulaPair | None = None
 
+    @property
+    def grade(self) -> Grade:
+        """The reward and the infos of the row."""
+        infos = {"verdict": self.verdict, "extracted_answer": self.answer}
+        return Grade(math.nan if self.verdict is None else float(self.verdict == "right"), self.error, infos)
 
-class MathScorer(NeverCopied):
+
+class MathScorer(ReplyScorer):
     """Compares the answer of the last assistant turn with the reference answer of the prompt.
 
     Numbers and letters of multiple choice are compared in this process. Formulas are compared by math-verify in the
@@ -92,6 +95,8 @@ class MathScorer(NeverCopied):
         ([1.0], ['right'], ['$4.50'])
     """
 
+    model = "math-verify"
+
     def __init__(
         self,
         *,
@@ -102,22 +107,17 @@ class MathScorer(NeverCopied):
         judged: Judged = "answer",
         thinking: Any = None,
     ) -> None:
-        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
-        self._style: str = one_of("style", style, STYLES)
-        self._evaluated = evaluated
-        self._timeout = positive("timeout", timeout)
+        self._options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(judged=judged, thinking=thinking)
+        self.style: str = one_of("style", style, STYLES)
+        self.evaluated = evaluated
+        self.timeout = positive("timeout", timeout)
         count = min(8, available_cores()) if num_workers is None else num_workers
         self._num_workers = integer("num_workers", count, minimum=1)
         self._comparer: FormulaComparer | None = None
-        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
-        settings = {"style": self._style, "evaluated": evaluated, "timeout": self._timeout, **self._judged.settings}
-        self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(MathScorer, **self._options), ()
-
-    def __repr__(self) -> str:
-        return f"MathScorer(style={self._style!r})"
 
     def close(self) -> None:
         """End the processes. A later `score` starts new ones."""
@@ -125,25 +125,19 @@ class MathScorer(NeverCopied):
         if comparer is not None:
             comparer.close()
 
-    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Grade the last assistant turn of N conversations.
-
-        Raises:
-            ScoringError: a row has no reference answer, or one that cannot be parsed; or its process was killed, or did
-                not run, twice.
-        """
-        check_conversations(conversations, prompts)
-        return self._judged.score(conversations, prompts, self._score, as_empty=True)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
-        given = prompts if prompts is not None else [None] * len(conversations)
-        rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
+    def grades(self, replies: Sequence[tuple[str, Prompt | None]]) -> Sequence[Grade]:
+        """Return whether the answers of replies equal the reference answers of their rows."""
+        rows = [self._row(*each) for each in replies]
         self._compare(rows)
-        rewards = [math.nan if row.verdict is None else float(row.verdict == "right") for row in rows]
-        infos = {"verdict": [row.verdict for row in rows], "extracted_answer": [row.answer for row in rows]}
-        errors = [row.error for row in rows]
-        scores = Scores.from_rewards(rewards, errors=errors, infos=infos, provenance=self._provenance)
-        return scores.raise_for_errors()
+        return [row.grade for row in rows]
+
+    def read(self, conversation: Conversation) -> str:
+        """Return the last assistant turn, which other turns may follow."""
+        return reply_text([each for each in conversation if each["role"] == "assistant"])
+
+    def unread(self, error: str) -> Grade:
+        """Return the grade of a conversation that does not end with a reply in text."""
+        return _Row(error=error).grade
 
     def _compare(self, rows: Sequence[_Row]) -> None:
         """Set verdicts or errors of rows with formulas. Equal formulas are compared once."""
@@ -151,20 +145,13 @@ class MathScorer(NeverCopied):
         if not unique:
             return
         if self._comparer is None:
-            self._comparer = FormulaComparer(num_workers=self._num_workers, timeout=self._timeout)
+            self._comparer = FormulaComparer(num_workers=self._num_workers, timeout=self.timeout)
         verdicts = dict(zip(unique, self._comparer.compare(unique), strict=True))
         for row in rows:
             if row.formulas is not None:
                 row.verdict, row.error = verdicts[row.formulas]
 
-    def _row(self, conversation: Conversation, prompt: Prompt | None) -> _Row:
-        turn = next((each for each in reversed(conversation) if each["role"] == "assistant"), None)
-        if turn is None:
-            return _Row(error="the conversation has no assistant turn")
-        try:
-            reply = reply_text([turn])
-        except ConversationError as error:
-            return _Row(error=str(error))
+    def _row(self, reply: str, prompt: Prompt | None) -> _Row:
         others = () if prompt is None else prompt.metadata.get("answers")
         others = others.tolist() if isinstance(others, np.ndarray) else others
         texts = [] if prompt is None or prompt.answer is None else [prompt.answer]
@@ -174,12 +161,12 @@ class MathScorer(NeverCopied):
             wrong = "" if other is None else f", a text or a number (a list goes to `answers`), got {other!r:.80}"
             return _Row(error=f"the row has no reference answer; set `answer` of its prompt{wrong}")
         golds = [_gold(text) for text in texts]
-        if self._style == "choice" and not all(gold.letter for gold in golds):
+        if self.style == "choice" and not all(gold.letter for gold in golds):
             return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
         if not all(gold.number or gold.letter or gold.words or gold.latex for gold in golds):
             return _Row(error=f"the reference answer cannot be parsed: {texts[0]!r:.200}")
-        if self._style != "last" and all(gold.letter for gold in golds):
-            named = replies.extract(reply, self._style, kind="letter")
+        if self.style != "last" and all(gold.letter for gold in golds):
+            named = replies.extract(reply, self.style, kind="letter")
             letter = named and (replies.choice_of_gold(named)[0] or replies.choice(f"Answer: {named}"))
             values = [_gold(gold.value) for gold in golds if gold.value]
             if letter or not values:
@@ -188,7 +175,7 @@ class MathScorer(NeverCopied):
             golds = values
         kinds: tuple[Kind, ...] = ("number", "words", "formula", "letter")
         kind = next(each for each in kinds if any(gold.kind == each for gold in golds))
-        found = replies.extract(reply, self._style, kind=kind)
+        found = replies.extract(reply, self.style, kind=kind)
         return _Row("no_answer") if found is None else self._graded(golds, found)
 
     def _graded(self, golds: Sequence[_Gold], found: str) -> _Row:
@@ -224,8 +211,8 @@ class MathScorer(NeverCopied):
         if latex is None:
             return _Row("unparsable", found)
         references = tuple(gold.latex for gold in golds if gold.latex is not None and not gold.words)
-        evaluated = self._evaluated if self._evaluated is not None else numbers
-        if self._evaluated is not False and answers.operations(latex) - set().union(
+        evaluated = self.evaluated if self.evaluated is not None else numbers
+        if self.evaluated is not False and answers.operations(latex) - set().union(
             *map(answers.operations, references)
         ):
             return _Row("wrong", found)

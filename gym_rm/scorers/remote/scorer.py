@@ -14,7 +14,7 @@ import numpy as np
 from gym_rm.checks import one_of
 from gym_rm.config import divide_settings
 from gym_rm.engine.text.judged import JudgedOptions
-from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
+from gym_rm.errors import ConfigError, ConversationError, RemoteError, RowError, logger, warn_once
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
 from gym_rm.http_client.responses import FailedAttempt, InvalidReply, NoSuchRoute, Refused, parse_body
@@ -291,7 +291,7 @@ class RemoteScorer(NeverCopied):
             except Refused as refused:  # the halves are sent, to find the invalid row
                 if len(chunk) == 1 or self.relative:
                     reason = f"the server refused the conversation: {refused.reason}"
-                    return [([number], failed_row(reason)) for number in numbers]
+                    return [([number], failed_row(RowError(reason, "refused"))) for number in numbers]
                 middle = len(chunk) // 2
                 first, second = await self._client.all_of([request(chunk[:middle]), request(chunk[middle:])])
                 return first + second

@@ -12,13 +12,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import pad
 
 from gym_rm.engine.backbones import flex_attention as flex_attention_module
-from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, _compiled_flex_attention, buffer_lengths
+from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.batch_planning import plan_padded, plan_trees
 from gym_rm.engine.kinds.readouts import ModuleHead
-from gym_rm.engine.token_tree import plan_padded, plan_trees
-from tests.engine.backbones.trees import dense_attention, random_tree, sequence, states, tree_of
+from tests.engine.backbones.trees import attend, dense_attention, random_tree, sequence, states, tree_of
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def test_gradients_of_compiled_flex_attention(window):
     host = [each.detach().cpu().requires_grad_() for each in inputs]
     weights = torch.randn(1, len(tree), 4, 16)
     expected = torch.autograd.grad((dense_attention(*host, tree, window) * weights).sum(), host)
-    output = TreeAttention(tree, torch.device("cuda")).attend(*inputs, None, window)
+    output = attend(TreeAttention(tree, torch.device("cuda")), *inputs, window)
     gradients = torch.autograd.grad((output * weights.cuda()).sum(), inputs)
     for got, gradient in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got.cpu(), gradient, atol=1e-2, rtol=0)
@@ -73,10 +74,10 @@ def test_the_block_mask_of_a_large_tree_skips_most_blocks():
 
 def test_the_padding_of_large_multiples_of_rows_has_queries_too():
     tree = tree_of(random_tree(0))
-    with BatchInvariant(Rows(1024)):
+    with BatchInvariant(GemmRows(1024)):
         context = TreeAttention(tree, CPU, use_flex=True)
     inputs = [pad(each, (0, 0, 0, 1024 - len(tree))) for each in states(tree)]
-    assert context.attend(*inputs, None, None).shape[:2] == (1, 1024)
+    assert attend(context, *inputs).shape[:2] == (1, 1024)
 
 
 @pytest.fixture
@@ -112,8 +113,8 @@ def test_compiled_values_equal_those_by_pages_and_in_float64(size, counter, monk
         tree = batch_of(int(random.integers(50, 900)), int(random.integers(1, 12)), random)
         query, key, value = states(tree, key_heads=2, size=size, seed=seed)
         window, softcap = random.choice([None, 16, 200]), random.choice([None, 2.0])
-        got = TreeAttention(tree, CPU, use_flex=True).attend(query, key, value, None, window, softcap=softcap)
-        by_pages = TreeAttention(tree, CPU).attend(query, key, value, None, window, softcap=softcap)
+        got = attend(TreeAttention(tree, CPU, use_flex=True), query, key, value, window, softcap=softcap)
+        by_pages = attend(TreeAttention(tree, CPU), query, key, value, window, softcap=softcap)
         exact = dense_attention(*(x.double() for x in (query, key, value)), tree, window, softcap=softcap)
         torch.testing.assert_close(got, by_pages, atol=3e-6, rtol=0)
         torch.testing.assert_close(got.double(), exact, atol=3e-6, rtol=0)
@@ -128,7 +129,7 @@ def test_a_kernel_for_each_doubling_of_the_tokens(counter, recwarn):
 
     def run(tokens, branches, window):
         tree = batch_of(tokens, branches, random)
-        TreeAttention(tree, CPU, use_flex=True).attend(*states(tree, heads=2, key_heads=1), None, window)
+        attend(TreeAttention(tree, CPU, use_flex=True), *states(tree, heads=2, key_heads=1), window)
 
     warm_up = [512, 1024, 2048, 4096]
     for tokens in warm_up:

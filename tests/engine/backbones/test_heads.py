@@ -74,11 +74,10 @@ def test_scales_and_soft_caps_are_those_of_the_model(model_type, settings, initi
         torch.testing.assert_close(head(large[0]), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cap", [30.0, 300.0])
-def test_a_soft_cap_of_another_name_is_refused(cap, dtype):
-    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"))
-    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+def test_a_soft_cap_of_another_name_is_refused():
+    cap = 30.0
+    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     model.register_forward_hook(
         lambda module, inputs, output: setattr(output, "logits", cap * torch.tanh(output.logits / cap))
     )

@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gym_rm
 from gym_rm.engine.backbones import llama
-from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.decoder import DecoderBackbone
-from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConfigError
 from tests.engine.watching import dialogue
 
@@ -110,20 +112,20 @@ def test_a_changed_model_is_scored_by_its_own_forward(change):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
 def test_unchanged_models_are_fused(architecture):
-    assert llama_code(tiny_models.reward_model(architecture).base_model) is not None
+    assert forward_fingerprint(tiny_models.reward_model(architecture).base_model) is not None
 
 
 def test_an_activation_of_another_library_is_not_fused():
     """In low precision, the trial at load cannot tell a similar activation from rounding."""
     model = tiny_models.reward_model("qwen3").bfloat16()
     model.base_model.layers[1].mlp.act_fn = types.new_class("Swish", (nn.SiLU,))()
-    assert llama_code(model.base_model) is None
+    assert forward_fingerprint(model.base_model) is None
 
 
 def test_attention_to_later_tokens_is_not_fused():
     model = tiny_models.reward_model("qwen3")
     model.base_model.layers[0].self_attn.is_causal = False
-    assert llama_code(model.base_model) is None
+    assert forward_fingerprint(model.base_model) is None
 
 
 # --- calls of torch
@@ -148,7 +150,7 @@ def hidden_states(context, num_layers=2):
         return decoder.hidden_states(tree)
 
 
-@pytest.mark.parametrize("rows", [Rows(), Rows(32, in_chunks=True)], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(), GemmRows(32, in_chunks=True)], ids=str)
 def test_no_call_of_a_layer_goes_through_the_context(rows):
     shallow, deep = CountsCalls(rows), CountsCalls(rows)
     hidden_states(shallow)
@@ -156,7 +158,7 @@ def test_no_call_of_a_layer_goes_through_the_context(rows):
     assert shallow.calls == deep.calls
 
 
-@pytest.mark.parametrize("rows", [Rows(), Rows(32, in_chunks=True), Rows(24, in_chunks=True)], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(), GemmRows(32, in_chunks=True), GemmRows(24, in_chunks=True)], ids=str)
 def test_products_outside_of_the_context_have_the_bits_of_those_inside(rows, monkeypatch):
     got = hidden_states(BatchInvariant(rows))
     monkeypatch.setattr(llama, "current_context", lambda: None)

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm.engine.backbones import node_attention
+from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.node_attention import NodeAttention
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from tests.engine.backbones.trees import dense_attention, states, tree_of
 
 TOLERANCE = 1e-5  # relative to the largest gradient
@@ -160,7 +162,7 @@ def test_attention_of_nodes_equals_dense_attention_in_float64(window, only_reads
     expected = dense_attention(query, key, value, tree, window)[0]
     rows = torch.from_numpy(tree.read_indices) if only_reads else slice(None)
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
-    got = NodeAttention(tree)(0, q[rows], k, v, scale=16**-0.5, window=window, only_reads=only_reads)
+    got = NodeAttention(tree)(LayerCall(0, 16**-0.5, window, only_reads), q[rows], k, v)
     torch.testing.assert_close(got, expected[rows], atol=1e-12, rtol=0)
     factors = torch.randn(got.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     ours = torch.autograd.grad((got * factors).sum(), (query, key, value), retain_graph=True)

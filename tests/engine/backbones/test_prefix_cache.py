@@ -11,7 +11,8 @@ from gym_rm.engine.backbones.batch_invariance import BatchInvariant, rows_to_try
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE, PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 from tests import tiny_models
 
 

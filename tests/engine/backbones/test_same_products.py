@@ -9,13 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from gym_rm.engine.backbones import batch_invariance
-from gym_rm.engine.backbones.batch_invariance import (
-    LADDER,
-    RULES,
-    Rows,
-    rows_to_try,
-    same_products,
-)
+from gym_rm.engine.backbones.batch_invariance import rows_to_try, same_products
+from gym_rm.engine.backbones.invariant_products import LADDER, RULES, GemmRows
 from gym_rm.engine.backbones.low_precision import Float8Linear
 from tests.engine.threads import threads
 
@@ -56,28 +51,28 @@ def depends_on_the_place(x, result):
 
 def test_products_of_one_thread_need_only_whole_groups_of_rows():
     with threads(1):
-        assert same_products(Rows(), nn.Linear, (3072, 1024), torch.float32, CPU, 1)
+        assert same_products(GemmRows(), nn.Linear, (3072, 1024), torch.float32, CPU, 1)
 
 
 @pytest.mark.parametrize("change", [depends_on_the_number_of_rows, depends_on_the_place])
 def test_products_that_depend_on_other_rows_are_found(change, products):
     products(change)
-    assert not same_products(Rows(), nn.Linear, (64, 64), torch.float32, CPU, 1)
+    assert not same_products(GemmRows(), nn.Linear, (64, 64), torch.float32, CPU, 1)
 
 
 BITS = {  # what the bits of a row depend on, in kernels for so many rows, and the rows that are the fastest
-    "nothing": (lambda rows: 0, Rows(16)),
-    "rows below 1,024": (lambda rows: min(rows, 1024), Rows(1024)),
-    "other rows than multiples of 1,024": (lambda rows: rows % 1024, Rows(1024)),
-    "rows below 8,192": (lambda rows: min(rows, 8192), Rows(8192)),
-    "rows": (lambda rows: rows, Rows(8192, in_chunks=True)),
+    "nothing": (lambda rows: 0, GemmRows(16)),
+    "rows below 1,024": (lambda rows: min(rows, 1024), GemmRows(1024)),
+    "other rows than multiples of 1,024": (lambda rows: rows % 1024, GemmRows(1024)),
+    "rows below 8,192": (lambda rows: min(rows, 8192), GemmRows(8192)),
+    "rows": (lambda rows: rows, GemmRows(8192, in_chunks=True)),
     "rows, and the place from 5,000 rows": (
         lambda rows: torch.arange(rows)[:, None] if rows > 5000 else rows,
-        Rows(4096, in_chunks=True),
+        GemmRows(4096, in_chunks=True),
     ),
     "rows, and the place from 2,000 rows": (
         lambda rows: torch.arange(rows)[:, None] if rows > 2000 else rows,
-        Rows(1024, in_chunks=True),
+        GemmRows(1024, in_chunks=True),
     ),
 }
 
@@ -90,7 +85,7 @@ def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch
     monkeypatch.setitem(LADDER, "cpu", CUDA_LADDER)
     monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cpu", batch_invariance.TESTED_ROWS["cuda"])
     ladder = list(rows_to_try([nn.Linear(16, 8)]))
-    assert (ladder[0], ladder[-1]) == (fastest, Rows(1024, in_chunks=True))
+    assert (ladder[0], ladder[-1]) == (fastest, GemmRows(1024, in_chunks=True))
 
 
 def test_products_in_8_bits_are_tested_too(monkeypatch):
@@ -114,6 +109,7 @@ def test_all_shapes_and_dtypes_must_keep_the_bits(monkeypatch):
     square, wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 24, dtype=torch.bfloat16))
     assert list(rows_to_try([square])) == [*LADDER["cpu"]]
     assert list(rows_to_try([square, wide])) == [LADDER["cpu"][-1]]
-    assert {(Rows(), nn.Linear, (8, 8), torch.float32, CPU), (Rows(), nn.Linear, (24, 8), torch.bfloat16, CPU)} <= {
-        *tested
-    }
+    assert {
+        (GemmRows(), nn.Linear, (8, 8), torch.float32, CPU),
+        (GemmRows(), nn.Linear, (24, 8), torch.bfloat16, CPU),
+    } <= {*tested}

@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm.engine.backbones import tree_attention as tree_attention_module
+from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.tree_attention import (
     NAME,
     TreeAttention,
@@ -17,15 +19,16 @@ from gym_rm.engine.backbones.tree_attention import (
     tree_attention,
     tree_mask,
 )
-from tests.engine.backbones.trees import dense_attention, random_tree, sequence, states, tree_of
+from gym_rm.testing import check_attention
+from tests.engine.backbones.trees import attend, dense_attention, random_tree, sequence, states, tree_of
 from tests.engine.threads import threads
 
 CPU = torch.device("cpu")
 
 
-def attend_in(tree, query, key, value, window=None, scaling=None, **options):
+def attend_in(tree, query, key, value, window=None, **options):
     """Return the attention output of the tree's tokens, computed by tiles of queries."""
-    return TreeAttention(tree, CPU).attend(query, key, value, scaling, window, **options)
+    return attend(TreeAttention(tree, CPU), query, key, value, window, **options)
 
 
 KINDS = {
@@ -41,25 +44,36 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=3)
-@given(seed=st.integers(0, 10_000))
-def test_tiles_and_flex_equal_dense_attention(kind, seed):
-    options = dict(KINDS[kind])
-    key_heads, window = options.pop("key_heads", 4), options.pop("window", None)
-    if options.pop("sinks", False):
-        options["sinks"] = torch.linspace(-1, 1, 4)
-    scaling = options.pop("scaling", None)
-    tree = tree_of(random_tree(seed, sequences=6))
-    query, key, value = states(tree, key_heads=key_heads, seed=seed)
-    expected = dense_attention(query, key, value, tree, window, scaling=scaling, **options)
-    reads = torch.from_numpy(tree.read_indices)
-    for use_flex in (False, True):
-        context = TreeAttention(tree, CPU, use_flex=use_flex)
-        got = context.attend(query, key, value, scaling, window, **options)
-        torch.testing.assert_close(got, expected, atol=3e-6, rtol=0)
-        only = context.attend(query[:, :, reads], key, value, scaling, window, only_reads=True, **options)
-        torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
+@pytest.mark.parametrize("use_flex", [False, True])
+def test_pages_and_flex_equal_naive_attention(use_flex):
+    check_attention(lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), softcaps=[None, 2.0])
+    check_attention(lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), key_heads=[2], sinks=True, seed=1)
+
+
+def test_nodes_equal_naive_attention():
+    check_attention(NodeAttention)
+
+
+@pytest.mark.parametrize("fault", ["a sibling", "the future", "the window", "the reads", "the scale"])
+def test_a_broken_attention_fails_the_check(fault):
+    def broken(tree):
+        whole = np.full(len(tree), len(tree))
+        parents = np.arange(-1, len(tree) - 1)
+        line = dataclasses.replace(tree, subtree_end=whole, parents=parents)
+        seen = NodeAttention(line if fault == "a sibling" else tree)
+
+        def attention(call, query, key, value):
+            if fault == "the future":
+                value = value.roll(-1, 0)
+            changes = {"the window": {"window": None}, "the scale": {"scale": 1.0}}.get(fault, {})
+            if fault == "the reads" and call.only_reads:
+                query = query.flip(0)
+            return seen(dataclasses.replace(call, **changes), query, key, value)
+
+        return attention
+
+    with pytest.raises(AssertionError, match="differs by"):
+        check_attention(broken)
 
 
 @pytest.mark.parametrize("window", [None, 33, 300, 700])
@@ -209,7 +223,11 @@ def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share
     everything = attend_in(tree, query, key, value, window)
     computed = np.flatnonzero(np.random.default_rng(seed).random(len(tree)) < share)
     computed = np.union1d(computed, len(tree) - 1)
-    for prefix, chosen in [(SimpleNamespace(computed=computed), computed), (None, tree.read_indices)]:
-        context = TreeAttention(tree, CPU, prefix=prefix)
-        some = context.attend(query[:, :, chosen], key, value, None, window, only_reads=prefix is None)
+    for prefix, chosen in [
+        (SimpleNamespace(computed=computed, complete=lambda layer, key, value: (key, value)), computed),
+        (None, tree.read_indices),
+    ]:
+        some = attend(
+            TreeAttention(tree, CPU, prefix=prefix), query[:, :, chosen], key, value, window, only_reads=prefix is None
+        )
         assert torch.equal(some, everything[:, chosen])

@@ -1,10 +1,14 @@
 """Random trees of conversations, and attention over them with a dense mask."""
 
+import functools
+
 import numpy as np
 import torch
-from torch.nn.functional import softmax
 
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.backbones.attention import LayerCall
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
+from gym_rm.testing.attention import naive_attention
 
 
 def sequence(ids):
@@ -28,30 +32,19 @@ def tree_of(sequences):
     return tree
 
 
-def dense_rule(tree, window):
-    """Return which query attends to which key, computed from the parents: bool `[T, T]`."""
-    allowed = np.zeros((len(tree), len(tree)), dtype=bool)
-    for query, parent in enumerate(tree.parents):
-        if parent >= 0:
-            allowed[query] = allowed[parent]
-        allowed[query, query] = True
-    if window is not None:
-        allowed &= tree.position_ids[:, None] - tree.position_ids < window
-    return torch.from_numpy(allowed)
+def call_of(query, window=None, scaling=None, **options):
+    return LayerCall(0, query.shape[-1] ** -0.5 if scaling is None else scaling, window, **options)
 
 
-def dense_attention(query, key, value, tree, window, *, scaling=None, softcap=None, sinks=None):
-    """Return softmax attention with a dense mask, as the reference."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~dense_rule(tree, window), float("-inf"))
-    if sinks is not None:
-        column = sinks.view(1, -1, 1, 1).expand(1, -1, len(tree), 1)
-        scores = torch.cat([scores, column], dim=-1)
-    return (softmax(scores, dim=-1)[..., : len(tree)] @ value).transpose(1, 2)
+def attend(attention, query, key, value, window=None, **options):
+    """Return the output `[1, Q, H, D]` of an attention for states `[1, H, T, D]`."""
+    inputs = (each[0].transpose(0, 1) for each in (query, key, value))
+    return attention(call_of(query, window, **options), *inputs)[None]
+
+
+def dense_attention(query, key, value, tree, window, **options):
+    """Return softmax attention with a naive mask, as the reference."""
+    return attend(functools.partial(naive_attention, tree), query, key, value, window, **options).to(query.dtype)
 
 
 def states(tree, *, heads=4, key_heads=4, size=16, seed=0, requires_grad=False):

@@ -8,11 +8,12 @@ import time
 import numpy as np
 import pytest
 
+from gym_rm.engine.batch_planning import plan_padded, plan_trees
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
-from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 needs_gpu = pytest.mark.gpu
 

@@ -7,12 +7,12 @@ import tiny_models
 import torch
 import transformers
 
-from gym_rm.engine.backbones.batch_invariance import LADDER
+from gym_rm.engine.backbones.invariant_products import LADDER
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.model_info import CPU_BATCHED_TOKENS
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
-from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
 from tests.engine.executors.batches import (
     HEAD,

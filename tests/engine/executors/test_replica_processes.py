@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replica import ReplicaFailed
-from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
 from tests.engine.executors import ranks
 from tests.engine.executors.batches import gone, sequences, spec_of, tree_with, trees

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gym_rm
+from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.parallel_options import ParallelOptions
@@ -18,7 +19,6 @@ from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replica import ReplicaFailed
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
 from gym_rm.engine.schedule import Scheduler
-from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError, RemoteError
 from tests.engine.executors import ranks
 from tests.engine.executors.batches import sequences, spec_of, until

@@ -5,6 +5,7 @@ a model with a soft cap, a window or sinks.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from gym_rm.engine.backbones import decoder, flex_attention, tree_attention
-from gym_rm.engine.backbones.batch_invariance import LADDER, Rows
+from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors import loaded_model
 from gym_rm.engine.pages import Pages, Tiles
@@ -50,13 +51,16 @@ def pages(change) -> Context:
 
 def attend(change) -> Context:
     """Change the inputs of attention."""
-    plain = TreeAttention.attend
+    plain = TreeAttention.__call__
 
-    def attend(self, query, key, value, scaling, window, **options):
-        given = dict(query=query, key=key, value=value, scaling=scaling, window=window, **options)
-        return plain(self, **(given | change(SimpleNamespace(**({"softcap": None, "sinks": None} | given)))))
+    def attend(self, call, query, key, value):
+        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+        given = fields | {"query": query, "key": key, "value": value}
+        given |= change(SimpleNamespace(**given))
+        states = [given.pop(name) for name in ("query", "key", "value")]
+        return plain(self, type(call)(**given), *states)
 
-    return mock.patch.object(TreeAttention, "attend", attend)
+    return mock.patch.object(TreeAttention, "__call__", attend)
 
 
 def copies_of_a_sibling(made: Pages, size: int) -> Pages:
@@ -99,7 +103,7 @@ def late_positions(tokens):
 @contextlib.contextmanager
 def chunks(change):
     """Let products run in the smallest chunks of rows, and change the chunks `[n, ...]` of more than one."""
-    plain = Rows.split
+    plain = GemmRows.split
 
     def split(self, x):
         parts = plain(self, x)
@@ -108,7 +112,7 @@ def chunks(change):
     def smallest(backbones):
         return [LADDER[next(backbones[0].parameters()).device.type][-1]]
 
-    with mock.patch.object(Rows, "split", split), mock.patch.object(loaded_model, "rows_to_try", smallest):
+    with mock.patch.object(GemmRows, "split", split), mock.patch.object(loaded_model, "rows_to_try", smallest):
         yield
 
 
@@ -135,8 +139,8 @@ MUTATIONS: dict[str, Callable[[], Context]] = {
     "sinks are dropped": lambda: attend(lambda given: {"sinks": None}),
     "heads are swapped": lambda: attend(lambda given: {"query": given.query.roll(1, dims=1)}),
     "key heads are swapped": lambda: attend(lambda given: {"key": given.key.roll(1, dims=1)}),
-    "scores are not scaled": lambda: attend(lambda given: {"scaling": 1.0}),
-    "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=2)}),
+    "scores are not scaled": lambda: attend(lambda given: {"scale": 1.0}),
+    "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=0)}),
     "the last chunk of products is skipped": lambda: chunks(lambda parts: (*parts[:-1], torch.zeros_like(parts[-1]))),
     "the second chunk of products is that of the first": lambda: chunks(
         lambda parts: (*parts[:1], *parts[:1], *parts[2:])

@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 
+from gym_rm.engine.backbones import decoder, tree_attention
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
 from gym_rm.engine.backbones.tree_attention import TreeAttention
@@ -41,7 +42,9 @@ def load(architecture, *, use_flex, dtype=torch.float32, **config):
     def with_flex(self, *arguments, **options):
         init(self, *arguments, **(options | {"use_flex": use_flex}))
 
-    with mock.patch.object(TreeAttention, "__init__", with_flex):
+    size = tree_attention.FLEX_BLOCK_SIZE if use_flex else tree_attention.PAGE_SIZE
+    pages = mock.patch.object(decoder, "page_size", return_value=size)
+    with pages, mock.patch.object(TreeAttention, "__init__", with_flex):
         return LocalExecutor().load(LoadSpec(model, HEAD))
 
 

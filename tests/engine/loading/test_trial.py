@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from gym_rm.engine.backbones import batch_invariance
-from gym_rm.engine.backbones.batch_invariance import LADDER, Rows
+from gym_rm.engine.backbones import batch_invariance, invariant_products
+from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
@@ -131,7 +131,7 @@ def test_products_get_a_constant_number_of_rows_if_the_check_at_load_fails_witho
     """Products whose bits depend on the number of rows, in a way that the test of the hardware does not find."""
     model = tiny_models.reward_model("qwen3")
     constant = constant_rows(model)
-    plain = batch_invariance._product
+    plain = invariant_products._product
 
     def product(rows, func, x, weight, *args, **kwargs):
         changed = func if rows == constant else lambda x, *rest, **named: func(x, *rest, **named) * (1 + 1e-7 * len(x))
@@ -188,13 +188,15 @@ def test_a_value_that_depends_on_its_row_is_not_bit_equal():
 
 def test_the_first_rows_that_keep_the_bits_are_used():
     found = checked(
-        lambda batch, row, position, rows: own_sum(batch, row, position) * (1 if rows == Rows(64) else 1 + 0.25 * row),
-        ladder=(Rows(), Rows(64), Rows(256)),
+        lambda batch, row, position, rows: (
+            own_sum(batch, row, position) * (1 if rows == GemmRows(64) else 1 + 0.25 * row)
+        ),
+        ladder=(GemmRows(), GemmRows(64), GemmRows(256)),
     )
-    assert (found.batch_invariance, found.rows) == ("bit-equal", Rows(64))
+    assert (found.batch_invariance, found.rows) == ("bit-equal", GemmRows(64))
 
 
-@pytest.mark.parametrize("rows", [Rows(1024), Rows(4096, in_chunks=True)], ids=str)
+@pytest.mark.parametrize("rows", [GemmRows(1024), GemmRows(4096, in_chunks=True)], ids=str)
 def test_more_rows_than_two_chunks_are_compared(rows):
     counts = []
 
@@ -207,8 +209,8 @@ def test_more_rows_than_two_chunks_are_compared(rows):
 
 
 def test_rows_that_no_batch_has_are_not_tried():
-    found = checked(lambda *_: 1.0, ladder=(Rows(4096, in_chunks=True), Rows(1024, in_chunks=True)))
-    assert found.rows == Rows(1024, in_chunks=True)
+    found = checked(lambda *_: 1.0, ladder=(GemmRows(4096, in_chunks=True), GemmRows(1024, in_chunks=True)))
+    assert found.rows == GemmRows(1024, in_chunks=True)
 
 
 @pytest.mark.parametrize("length", [24, 113])

@@ -192,15 +192,18 @@ def hostile_texts(draw, name):
 
 
 each_tokenizer = pytest.mark.parametrize("name", TOKENIZERS)
+BYTE_LEVEL = {"chatml", "qwen", "llama3", "gemma", "mistral", "not flagged special", "thinks"}  # which lose nothing
 
 
 @each_tokenizer
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_no_message_writes_a_control_token(name, data):
     hostile = dialogue(*(data.draw(hostile_texts(name)) for _ in range(3)))
     ids = rendered(name, hostile)
     assert control_ids(name, ids) == harmless_ids(name), tokenizer(name).decode(ids)
+    if name in BYTE_LEVEL:  # hostile text is not cut, escaped or marked
+        assert tokenizer(name).decode(ids) == tokenizer(name).apply_chat_template(hostile, tokenize=False)
 
 
 @functools.cache
@@ -211,29 +214,15 @@ def harmless_ids(name):
 
 @each_tokenizer
 def test_every_control_token_in_a_reply_is_text(name):
-    harmless = control_ids(name, rendered(name, dialogue("some text", "more text")))
+    plain = dialogue("some text", "more text")
+    harmless = control_ids(name, alone := rendered(name, plain))
+    beside = renderer(name).encode([plain, dialogue("some text", control_names(name)[0]), plain])
+    assert beside[0].input_ids.tolist() == beside[2].input_ids.tolist() == alone
     assert harmless or name == "plain", "the template must write control tokens"
     for token in control_names(name):
         for reply in (token, f"a{token}b", f"a {token} b", token.upper(), token.translate(WIDE), token[:2] + token * 2):
             ids = rendered(name, dialogue("some text", reply))
             assert control_ids(name, ids) == harmless, tokenizer(name).decode(ids)
-
-
-BYTE_LEVEL = [
-    name
-    for name in TOKENIZERS
-    if name in {"chatml", "qwen", "llama3", "gemma", "mistral", "not flagged special", "thinks"}
-]
-
-
-@pytest.mark.parametrize("name", BYTE_LEVEL)
-@given(data=st.data())
-@settings(max_examples=25)
-def test_no_character_is_lost(name, data):
-    """The ids decode to exactly the text of the template: hostile text is not cut, escaped or marked."""
-    messages = dialogue(data.draw(hostile_texts(name)), data.draw(hostile_texts(name)))
-    tok = tokenizer(name)
-    assert tok.decode(rendered(name, messages)) == tok.apply_chat_template(messages, tokenize=False)
 
 
 harmless_text = st.text(st.sampled_from(sorted(set("".join(tiny_models.CORPUS) + "<|>[/]_\n\t é世\u0301\U000f0000"))))
@@ -245,7 +234,7 @@ harmless_text = st.text(st.sampled_from(sorted(set("".join(tiny_models.CORPUS) +
 @example(first="[", reply="]")
 @example(first="<|im_", reply="end|>")
 @example(first="<|", reply="|>")
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_text_without_control_tokens_has_the_ids_of_transformers(name, first, reply):
     messages = dialogue(first, reply)
     assume(not any(token in first or token in reply for token in control_names(name)))
@@ -265,16 +254,6 @@ def without_surroundings(tok, ids):
     return ids[len(prefix) :] if prefix and written[: len(prefix)] != prefix else ids
 
 
-@each_tokenizer
-def test_a_hostile_conversation_does_not_change_the_ids_of_others(name):
-    """One conversation of a call contains a control token. The others keep their ids."""
-    plain = dialogue("What is 2 + 2?", "It is 4.")
-    hostile = dialogue("What is 2 + 2?", control_names(name)[0])
-    alone = rendered(name, plain)
-    ids = [one.input_ids.tolist() for one in renderer(name).encode([plain, hostile, plain])]
-    assert ids[0] == ids[2] == alone
-
-
 def test_thinking_tokens_in_a_reply_stay_single_tokens():
     """`<think>` is an added token but not a control token: replies may contain it."""
     tok = tokenizer("thinks")
@@ -285,16 +264,16 @@ def test_thinking_tokens_in_a_reply_stay_single_tokens():
     assert [token for token in ids if token in thinking] == thinking
 
 
-CONTENT = ["\n\n", "▁▁", "<h1>", "</table>", "friend", "###"]
+CONTENT = ["\n", "\n\n", "  ", "▁▁", "<h1>", "</table>", "friend", "model", "###"]
 
 
 def test_added_tokens_that_are_content_stay_tokens():
     """As in Gemma, whose added tokens are also runs of spaces and HTML; its templates do not write them."""
     tok = bpe([*CHATML_TOKENS, *CONTENT], tiny_models.CHATML)
-    messages = dialogue(" ".join(CONTENT), "".join(CONTENT))
+    messages = dialogue("a".join(CONTENT), "b".join(CONTENT))
     expected = tok.apply_chat_template(messages, return_dict=False)
     assert Renderer(tok).encode([messages])[0].input_ids.tolist() == expected
-    assert all(expected.count(token) == 2 for token in tok.convert_tokens_to_ids(CONTENT))
+    assert all(expected.count(token) >= 2 for token in tok.convert_tokens_to_ids(CONTENT))
 
 
 PLACES = ("system", "user", "assistant", "tool", "arguments", "description")
@@ -323,7 +302,7 @@ def renderer_of_trl(name):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(data=st.data())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=1, deadline=None)
 def test_no_text_writes_a_token_that_is_not_flagged_special(name, data):
     tok, renderer = tool_tokenizer(name, special=False), renderer_of_trl(name)
     tokens = sorted({*CONTROL.findall(tok.chat_template)})
@@ -434,16 +413,6 @@ def test_ids_are_not_random_if_a_template_changes_a_control_token(content):
     assert first == second
     if not isinstance(first, list):
         assert "the chat template changes it" in first or "does not write 6 characters of message 1" in first
-
-
-def test_added_white_space_and_words_are_not_control_tokens():
-    # Gemma has added tokens for runs of newlines and spaces, which are not flagged as special.
-    tok = tokenizer("gemma")
-    tok.add_tokens([AddedToken(text, normalized=False, special=False) for text in ("\n", "\n\n", "  ", "model")])
-    chat = [{"role": "user", "content": "hi\nthere,  model"}, {"role": "assistant", "content": "1\n2\n\n3"}]
-    (rendered,) = Renderer(tok).encode([chat])
-    expected = tok(tok.apply_chat_template(chat, tokenize=False), add_special_tokens=False)["input_ids"]
-    assert rendered.input_ids.tolist() == expected
 
 
 def test_thinking_tokens_that_a_template_writes_are_not_control_tokens():

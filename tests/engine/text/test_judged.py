@@ -61,7 +61,7 @@ def test_rows_keep_their_prompts():
 
 def test_lengths_are_those_of_replies_with_thinking():
     scores = score(unfinished=0.0)
-    assert scores.info_masks["answer_characters"].tolist() == [False, True, True, False]
+    assert scores.has_info("answer_characters").tolist() == [False, True, True, False]
     infos = {name: values[scores.has_info(name)].tolist() for name, values in scores.infos.items()}
     assert infos == {"thinking_characters": [2, 3], "answer_characters": [4, 0]}
     assert not score(ROWS[:1]).infos

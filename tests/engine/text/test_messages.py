@@ -127,7 +127,8 @@ def test_thinking_parts_are_the_reasoning_of_the_message():
     (checked,) = check_conversation([{"role": "assistant", "content": parts}])
     assert checked == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2."}
     assert Thinking().split({"content": parts}) == ("2 + 2.", "4")
-    assert Thinking().answered([{"role": "assistant", "content": parts}]) == [{"role": "assistant", "content": "4"}]
+    (answered,) = Thinking().answered([{"role": "assistant", "content": parts}])[0]
+    assert answered == {"role": "assistant", "content": "4"}
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "audio"}, {"image": "x"}])

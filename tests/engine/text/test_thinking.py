@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm import ConfigError
-from gym_rm.engine.text.thinking import KNOWN_TAGS, Thinking, UnfinishedThinking
+from gym_rm.engine.text.thinking import KNOWN_TAGS, Thinking
 from gym_rm.errors import ConversationError
 
 
@@ -96,10 +96,9 @@ def test_a_content_that_is_no_text_is_named():
 def test_a_conversation_is_left_with_its_answers():
     user = {"role": "user", "content": "<think>?"}
     turns = [user, assistant("<think>a</think>b"), user, assistant("<think>c"), user, assistant("d\n", reasoning="e")]
-    answered = Thinking(opened=True).answered(turns)
-    assert answered == [user, assistant("b"), user, assistant(""), user, assistant("d\n")]
-    with pytest.raises(UnfinishedThinking, match="has not ended"):
-        Thinking().answered(turns[:4])
+    expected = [user, assistant("b"), user, assistant(""), user, assistant("d\n")]
+    assert Thinking(opened=True).answered(turns) == (expected, "e", "d")
+    assert Thinking().answered(turns[:4]) == (expected[:4], "c", None)
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_an_interrupt_leaves_all_of_a_step_with_calls_or_nothing():
 
 
 @pytest.mark.parametrize(("name", "row"), [("Math-v0", {"prompt": "0.1 + 0.2?", "answer": "0.3"})])
-def test_verified_environments_take_tools(name, row):
+def test_verifier_envs_environments_take_tools(name, row):
     envs = gym.make_vec(name, num_envs=1, prompts=[row], tools=["calculator"], reward_on="end")
     envs.reset(seed=0)
     (observation,), *_ = envs.step(['<tool_call>{"name": "calculator", "arguments": {"expression": "0.1+0.2"}}'])

@@ -6,18 +6,15 @@ repository).
 """
 
 import random
-from pathlib import Path
 
 import pytest
 
 import gym_rm
-from gym_rm.data.rows import rows_of
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rewardbench import SECTIONS, overall_score, section_scores
 from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
 
-SLICE = Path(__file__).parents[3].parent / "shared" / "data" / "rewardbench_slice.jsonl.gz"
 SECTION_NAMES = ("Chat", "Chat Hard", "Safety", "Reasoning")
 
 
@@ -85,24 +82,6 @@ def test_missing_and_unknown_subsets_are_named():
     assert result.sections["Chat"] is None
     assert result.notes()[0].startswith("Without rows, and left out of every mean: alpacaeval-easy, ")
     assert result.notes()[1] == "Not part of rewardbench, and in no section: mine."
-
-
-def test_real_rows_are_scored_with_the_embedded_model():
-    if not SLICE.exists():
-        pytest.skip("no ../shared/data beside the checkout")
-    rows = sorted((row for _, row in rows_of(SLICE, "rows")), key=lambda row: len(row["chosen"] + row["rejected"]))
-    rows = [row for row in rows if row["subset"] == "llmbar-natural"][:4] + rows[:4]
-    scorer = gym_rm.load_scorer()
-    result = evaluate_benchmark("rewardbench", scorer, rows)
-    replies = [
-        [[{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]}] for row in rows]
-        for name in ("chosen", "rejected")
-    ]
-    chosen, rejected = (scorer.score(conversations).rewards for conversations in replies)
-    natural = [row["subset"] == "llmbar-natural" for row in rows]
-    assert 0 < sum(natural) < len(rows)
-    assert result.sections["Chat Hard"] == pytest.approx((chosen > rejected)[natural].mean())
-    assert result.not_counted == ("mt-bench-pairs",)
 
 
 def test_rows_that_cannot_be_scored_are_named_and_the_others_are_kept():

@@ -61,11 +61,6 @@ def test_ties_without_a_prompt_that_is_there_twice_have_no_score():
     assert ties_score([("ref:1", [2.0, 0.0], 1), ("tied:2", [3.0, 2.0, 0.5], 2)])["score"] is None
 
 
-def test_a_prompt_that_is_there_too_often_is_refused():
-    with pytest.raises(ConfigError, match="unique; got 'ref:1'"):
-        ties_score([("ref:1", [1.0, 0.0], 1)] * 2)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -89,46 +89,6 @@ def test_verl_has_the_numbers_of_the_plan():
     assert "reward.reward_model.nnodes" not in found
 
 
-def test_openrlhf_has_the_numbers_of_the_plan():
-    found = flags(together(), "openrlhf")
-    expected = {
-        "actor.num_nodes": "1",
-        "actor.num_gpus_per_node": "8",
-        "ref.num_gpus_per_node": "8",
-        "reward.num_gpus_per_node": "8",
-        "train.colocate_all": "",
-        "vllm.num_engines": "4",
-        "vllm.tensor_parallel_size": "2",
-        "vllm.enable_sleep": "",
-        "ds.enable_sleep": "",
-        "ds.zero_stage": "3",
-        "rollout.batch_size": "64",
-        "rollout.n_samples_per_prompt": "8",
-        "train.batch_size": "256",
-        "data.max_len": "2048",
-    }
-    expect(found, expected)
-    got = values(found)
-    engines = int(got["vllm.num_engines"]) * int(got["vllm.tensor_parallel_size"])
-    assert engines == int(got["actor.num_nodes"]) * int(got["actor.num_gpus_per_node"])  # OpenRLHF asserts this
-
-
-def test_openrlhf_shares_policy_with_reference_only():
-    plan = plan_of(
-        [8],
-        pool(
-            (component("policy", "policy", fsdp_size=4), component("reference", "reference", fsdp_size=4)),
-            gpus(0, 0, 4),
-        ),
-        pool((component("generation", "generation", num_replicas=2),), gpus(0, 4, 2)),
-        pool((reward(2),), gpus(0, 6, 2)),
-    )
-    found = values(flags(plan, "openrlhf"))
-    assert "train.colocate_actor_ref" in found
-    assert "train.colocate_all" not in found
-    assert found["reward.num_gpus_per_node"] == "2"
-
-
 def test_trl_has_the_numbers_of_the_plan():
     found = flags(awake(4), "trl")
     got = values(found)
@@ -174,7 +134,6 @@ OF_POLICY = {
                 "policy.optimizer.name", "torch.optim.AdamW"),
     "verl": ("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
              "actor_rollout_ref.actor.optim.optimizer", "AdamW"),
-    "openrlhf": ("actor.model_name_or_path", "ds.lora.rank", "ds.lora.alpha", "actor.optim", "adam"),
     "trl": ("model_name_or_path", "lora_r", "lora_alpha", "optim", "adamw_torch"),
 }  # fmt: skip
 
@@ -183,8 +142,7 @@ OF_POLICY = {
 @pytest.mark.parametrize("library", list(LIBRARIES))
 def test_a_library_trains_the_policy_that_was_planned(library, rank):
     lora = LoRASettings(rank=rank, alpha=3 * rank) if rank else None
-    plan = changed(base(library, lora=rank > 0), "policy", lora=lora)
-    got = values(flags(changed(plan, "critic", lora=lora) if library == "openrlhf" else plan, library))
+    got = values(flags(changed(base(library, lora=rank > 0), "policy", lora=lora), library))
     model, *sizes, optimizer, name = OF_POLICY[library]
     assert (got[model], got[optimizer]) == ("org/model", name)
     assert [int(got.get(size, 0)) for size in sizes] == [rank, 3 * rank]
@@ -215,12 +173,8 @@ TENSOR = pool(
         ("verl", plan_of([8, 8], *UNEVEN, conversations=768), "8 of node 0, 4 of node 1"),
         ("verl", plan_of([8], TENSOR), "FSDP has no tensor parallelism; set policy.tensor_parallel_size=1"),
         ("verl", plan_of([8], TWO), "one reward model in a run"),
-        ("openrlhf", apart(), "together and others apart"),
-        ("openrlhf", plan_of([8], TENSOR), "rm.tensor_parallel_size=1, but --ds.tensor_parallel_size is one number"),
-        ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
         ("verl", together(quantization="int8"), "reward_models.rm.quantization=int8, but only gym_rm's scorers"),
         ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "trains the whole critic; set critic.lora=null"),
-        ("openrlhf", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "other adapters for critic.lora"),
         ("trl", together(), "policy.sleeps=true, but it stays on the GPU"),
         ("trl", plan_of([8], TENSOR), "policy.tensor_parallel_size=2, but GRPOTrainer has no"),
         ("trl", plan_of([8], CRITIC), "GRPO has no critic"),
@@ -257,20 +211,18 @@ def test_a_folder_with_other_letters_is_one_word_of_the_shell(library):
 
 
 def test_another_library_or_work_is_refused():
-    with pytest.raises(ConfigError, match="Did you mean 'openrlhf'"):
-        flags(apart(), "openrlfh")
+    with pytest.raises(ConfigError, match="Did you mean 'nemo-rl'"):
+        flags(apart(), "nemorl")
     with pytest.raises(ConfigError, match="the plan has no policy: rm"):
         flags(plan_of([8], pool((reward(8),), gpus(0, 0, 8))), "verl")
     with pytest.raises(ConfigError, match="3 updates do not divide 64 prompts"):
         flags(dataclasses.replace(apart(), updates_per_step=3), "verl")
 
 
-@pytest.mark.parametrize("library", ["nemo-rl", "verl", "openrlhf", "trl"])
+@pytest.mark.parametrize("library", ["nemo-rl", "verl", "trl"])
 def test_conversations_that_the_ranks_do_not_divide_are_refused(library):
     policy = component("policy", "policy", fsdp_size=3, sleeps=False)
     generation = component("generation", "generation", num_replicas=3)
     parts = pool((policy, generation), gpus(0, 0, 3)), pool((reward(1, sleeps=False, dtype="float32"),), gpus(0, 3, 1))
-    if library == "openrlhf":
-        parts = (pool((policy, generation, component("rm", "reward_model", num_replicas=3)), gpus(0, 0, 3)),)
     with pytest.raises(ConfigError, match=r"not divisible by (the policy's )?3 (data-parallel ranks|processes)"):
         flags(plan_of([4], *parts), library)

@@ -363,28 +363,12 @@ def test_a_mistake_in_the_sizes_of_a_counted_type_is_named():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"kv_lora_rank": 512},
-        {"q_lora_rank": 1536},
-        {"moe_num_experts": 64},
-        {"n_routed_experts": 160},
-        {"n_shared_experts": 2},
-        {"shared_expert_intermediate_size": 1408},
-        {"num_local_experts": 16},
-        {"expert_layer_period": 2},
-        {"num_nextn_predict_layers": 1},
-        {"mamba_expand": 2},
-    ],
-    ids=str,
+    "setting",
+    ["kv_lora_rank", "moe_num_experts", "n_shared_experts", "num_local_experts", "num_nextn_predict_layers"],
 )
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "mixtral", None])
-def test_layers_of_another_kind_are_refused_in_a_type_that_does_not_have_them(model_type, settings):
-    config = SMALL | GROUPED | settings | {"model_type": model_type, "architectures": ["A"]}
-    if model_type == "mixtral" and "num_local_experts" in settings:
-        assert shape_from_config(config, name="a").layers[0][0].experts == 16
-        return
-    with pytest.raises(ConfigError, match=f"no formula for model_type {model_type!r} with {next(iter(settings))}"):
+def test_layers_of_another_kind_are_refused_in_a_type_that_does_not_have_them(setting):
+    config = SMALL | GROUPED | {setting: 2, "model_type": "llama", "architectures": ["A"]}
+    with pytest.raises(ConfigError, match=f"no formula for model_type 'llama' with {setting}"):
         shape_from_config(config, name="a")
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shutil
 
 import pytest
 
@@ -14,8 +13,6 @@ from gym_rm.reports.evaluation.page import evaluation_page, write_evaluation_pag
 from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, result_tables
 from tests.evaluation.comparisons import comparison, scored
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 HOSTILE = '<script>window.hacked = 1</script><img src="https://example.org/x" onerror="window.hacked = 1">'
 
 
@@ -35,38 +32,9 @@ def evaluation(*, hostile="", two=True):
     )
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser, tmp_path):
-    """Function that writes and opens a page; the test fails if it asks for anything else or reports an error."""
-    requests, complaints, contexts = [], [], []
-
-    def open_page(*evaluations, **options):
-        path = write_evaluation_page(evaluations, tmp_path / "page.html", **options)
-        contexts.append(browser.new_context(viewport={"width": 1100, "height": 900}))
-        tab = contexts[-1].new_page()
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.goto(path.as_uri())
-        return tab
-
-    yield open_page
-    assert not complaints
-    assert all(url.startswith(("file:", "data:")) for url in requests)
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
-    for context in contexts:
-        context.close()
+def opened(open_file, tmp_path):
+    return lambda *evaluations: open_file(write_evaluation_page(evaluations, tmp_path / "page.html"))
 
 
 def test_charts_are_drawn_with_size_and_marks(opened):

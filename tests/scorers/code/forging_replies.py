@@ -109,7 +109,7 @@ NAMED = [
     "gym_rm.sandbox.values.CrossingError",
     "gym_rm.scorers.code.guest_handles.BrokenAnswer",
     "gym_rm.scorers.code.guest_handles.Unsupported",
-    "gym_rm.scorers.code.guest_units.BrokenTests",
+    "gym_rm.scorers.code.guest_report.BrokenTests",
     "json.decoder.JSONDecodeError",
     "tests.Boom",
     "unittest.SkipTest",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from scorers.code.forging_replies import ROWS, forgeries
-from scorers.code.honest_rows import NEEDS_OBJECTS, RIGHT, WRONG
+from scorers.code.honest_rows import RIGHT
+from scorers.code.wrong_rows import NEEDS_OBJECTS, WRONG
 
 from gym_rm.scorer import try_score
 from gym_rm.scorers.code.scorer import CodeScorer

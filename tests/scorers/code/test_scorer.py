@@ -448,9 +448,7 @@ def test_all_embedded_solutions_pass(scorer):
     "options",
     [
         *({"reward": "some"}, {"timeout": 0}, {"layer": "docker"}, {"num_workers": 0}, {"execute": "yes"}),
-        {"tolerance": -1},
-        {"limits": {"memory": 1}},
-        {"interpreter": "/nothing/here"},
+        *({"tolerance": -1}, {"limits": {"memory": 1}}, {"interpreter": "/nothing/here"}),
     ],
 )
 def test_invalid_options_are_refused(options):

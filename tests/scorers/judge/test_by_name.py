@@ -87,14 +87,6 @@ def test_a_model_without_the_roles_of_a_style_is_an_error_and_not_a_judgement_of
     assert "does not write message 1 with the role 'response_1'" in scores.errors[0]
 
 
-@pytest.mark.parametrize(
-    "name", ["ContextualAI/LMUnit-qwen2.5-72b", "BBQGOD/DeepSeek-GRM-27B", "nuojohnchen/JudgeLRM-7B"]
-)
-def test_a_known_model_that_cannot_be_used_is_refused_with_what_to_do(name):
-    with pytest.raises(ConfigError, match="cannot be used by name"):
-        gym_rm.load_scorer(name)
-
-
 def test_a_style_can_be_a_file(tmp_path):
     messages = "    messages:\n      - {role: user, content: 'Rate {{ reply }}'}\n"
     verdict = "    verdict: {form: last, pattern: '(\\d+) points'}\n    scale: [0, 20]\n"

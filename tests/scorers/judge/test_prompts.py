@@ -1,5 +1,6 @@
 """Questions of a judge: whatever stands in a reply, it stays data between fences."""
 
+import dataclasses
 import json
 import re
 
@@ -7,15 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_rm import ConfigError, ConversationError, Prompt
-from gym_rm.scorers.judge.prompts import LETTERS, FencedQuestions, Shown, mark_of
+from gym_rm import ConversationError, Prompt
+from gym_rm.config import parse_settings
+from gym_rm.scorers.judge.options import OURS, JudgeOptions
+from gym_rm.scorers.judge.questions import LETTERS, Questions, Shown, mark_of
+from gym_rm.scorers.judge.styles import Style, load_style
 
 BEFORE = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 PROMPT = Prompt((), "p", answer="4", metadata={"hint": "a sum", "list": ["one", 2]})
 
 
-def rubric(text=None, mode="score", scale=(1, 10), marked=True):
-    return FencedQuestions(text, mode=mode, scale=scale, marked=marked)
+def rubric(text=None, mode="score", **options):
+    return Questions(load_style(OURS), mode, JudgeOptions(rubric=text, **options))
 
 
 def question(reply, *, text=None, before=BEFORE, reference=None, prompt=None, **options):
@@ -68,7 +72,7 @@ def test_the_mark_is_in_no_text_and_depends_on_the_beginning(texts, more):
 
 
 def test_a_mark_that_is_in_the_texts_is_replaced(monkeypatch):
-    monkeypatch.setattr("gym_rm.scorers.judge.prompts.MARK_LENGTH", 1)
+    monkeypatch.setattr("gym_rm.scorers.judge.questions.MARK_LENGTH", 1)
     for missing in LETTERS:
         assert mark_of([LETTERS.replace(missing, "").lower()]) == missing
 
@@ -113,35 +117,24 @@ def test_the_rubric_and_the_rules_stand_apart():
     assert asked.mark not in asked.messages[0]["content"]
 
 
-def test_fields_of_a_rubric_are_filled_in_once():
-    text = "From {low} to {high}: {reply} {reference} {metadata.hint} {metadata.list} {other} {verdict}"
-    asked = question("{metadata.hint}", text=text, reference="4", prompt=PROMPT, scale=(0, 5))
-    written = body(asked)
-    assert written.startswith("From 0 to 5: [")
-    assert "\n{metadata.hint}\n" in written
-    assert "\na sum\n" in written
-    assert '\n["one", 2]\n' in written
-    assert " {other} End with this line" in written
-    assert written.count("End with this line") == 1
-
-
-def test_metadata_that_a_row_lacks_is_an_error():
-    with pytest.raises(ConversationError, match=r"metadata\.hint"):
-        question("4", text="{reply} {metadata.hint}")
+def test_a_style_of_ones_own_can_have_fences_and_fields_of_the_row():
+    content = "From {{ low }}: {{ fence('reply', said[0]) }} {{ fence('hint', metadata.hint) }}"
+    mode = {"messages": [{"role": "user", "content": content}], "verdict": {"form": "last", "line": "Score"}}
+    style = parse_settings(Style, {"about": "mine", "source": "here", "modes": {"score": mode}})
+    questions = Questions(style, "score", JudgeOptions(scale=(2, 5)))
+    shown = Shown(BEFORE, (({"role": "assistant", "content": "{{ low }} {reply}"},),), PROMPT)
+    (message,) = questions.question(shown).messages
+    assert re.fullmatch(
+        r"From 2: \[\w{6} reply\]\n\{\{ low \}\} \{reply\}\n\[\w{6} end\] \[\w{6} hint\]\na sum\n\[\w{6} end\]",
+        message["content"],
+    )
+    with pytest.raises(ConversationError, match="hint"):
+        questions.question(dataclasses.replace(shown, prompt=None))
 
 
 def test_a_missing_reference_leaves_no_trace():
     assert "reference" not in body(question("4"))
     assert "reference answer]\n4\n" in body(question("4", reference="4"))
-
-
-@pytest.mark.parametrize(
-    ("text", "mode"),
-    [("{conversation}", "score"), ("{reply_a}", "pairwise"), ("{reply}", "pairwise"), ("{reply_a} {reply_b}", "score")],
-)
-def test_a_rubric_that_does_not_show_what_to_judge_is_refused(text, mode):
-    with pytest.raises(ConfigError, match="must show"):
-        rubric(text, mode=mode)
 
 
 def test_the_digest_changes_with_the_rubric():

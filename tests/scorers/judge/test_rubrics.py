@@ -15,8 +15,8 @@ from gym_rm.scorer import try_score
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.scorers.judge.test_scorer import ask
 
-CRITERION = re.compile(r"^Criterion (\d+) \((.*)\): has (.*)$", re.MULTILINE)
-MARK = re.compile(r"Verdicts ([A-Z]{6}): ")
+CRITERION = re.compile(r"^Criterion \((.*)\): has (.*)$", re.MULTILINE)
+MARK = re.compile(r"Verdict ([A-Z]{6}): ")
 REPLY = re.compile(r"reply to grade\]\n(.*?)\n\[", re.DOTALL)
 
 
@@ -32,8 +32,9 @@ class Checker:
 
     def one(self, question):
         (mark,), (reply,) = set(MARK.findall(question)), REPLY.findall(question)
-        answers = {number: "yes" if word in reply else "no" for number, _, word in CRITERION.findall(question)}
-        return self.answer(mark, answers) if self.answer else f"Verdicts {mark}: {json.dumps(answers)}"
+        ((_, word),) = CRITERION.findall(question)
+        answer = "yes" if word in reply else "no"
+        return self.answer(mark, answer) if self.answer else f"Verdict {mark}: {answer}"
 
 
 RUBRIC = [
@@ -78,18 +79,18 @@ def test_a_row_without_criteria_or_with_malformed_ones_is_an_error_of_its_row():
 
 
 def test_a_missing_verdict_is_an_error_and_never_0():
-    def some(mark, answers):
-        return f"Verdicts {mark}: {json.dumps({**answers, '1': 'perhaps'} if 'yes' in answers.values() else answers)}"
+    def some(mark, answer):
+        return f"Verdict {mark}: {'perhaps' if answer == 'yes' else answer}"
 
     scores = try_score(JudgeScorer(Checker(some), rubric=RUBRIC), ask("four", "five"))
     assert scores.failed_rows == (0,)
-    assert "'perhaps' on the criterion" in scores.errors[0]
+    assert "no verdict with the mark" in scores.errors[0]
     assert math.isnan(scores.rewards[0])
 
 
 def test_choices_between_worst_and_best_have_values_between():
-    def partly(mark, answers):
-        return f'Verdicts {mark}: {{"1": "Partly"}}'
+    def partly(mark, answer):
+        return f"Verdict {mark}: Partly"
 
     rubric = [{"criterion": "has proofs", "choices": ["no", "partly", "yes"]}]
     assert JudgeScorer(Checker(partly), rubric=rubric).score(ask("4")).rewards.tolist() == [0.5]
@@ -132,7 +133,7 @@ def test_rows_with_a_rubric_can_be_judged_in_other_ways_too():
         judge = JudgeScorer(Silent(), max_retries=0, **({"style": style} if style else {}))
         reasons[style] = try_score(judge, ask("a", "b"), prompts).errors[0]
     assert "there is no verdict" in reasons["genrm"]  # it was asked
-    assert "must be a text for this style" in reasons["selene"]
+    assert "judge it with mode='rubric'" in reasons["selene"]
     assert "judge it with mode='rubric'" in reasons[None]
 
 

@@ -11,8 +11,9 @@ from jinja2 import Template
 
 from gym_rm import ConfigError
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.prompts import Shown
-from gym_rm.scorers.judge.styles import StyleQuestions, load_style, style_names, style_of_model
+from gym_rm.scorers.judge.options import OURS, JudgeOptions
+from gym_rm.scorers.judge.questions import Questions, Shown
+from gym_rm.scorers.judge.styles import load_style, style_names, style_of_model
 
 SUM = [{"role": "user", "content": "What is 2+2?"}]
 LONGER = [*SUM, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Sure?"}]
@@ -26,7 +27,7 @@ PRINCIPLE = "Judge responses based on helpfulness and accuracy"
 
 
 def asked(style, mode, before, replies, *, rubric=None, principle=None, reference=None):
-    questions = StyleQuestions(load_style(style), mode, rubric=rubric, principle=principle)
+    questions = Questions(load_style(style), mode, JudgeOptions(rubric=rubric, principle=principle))
     shown = tuple(({"role": "assistant", "content": reply},) for reply in replies)
     return questions, questions.question(Shown(before=before, replies=shown, prompt=None, reference=reference))
 
@@ -257,7 +258,7 @@ def test_a_polar_text_joins_the_prompt_with_both_replies():
     assert text == "1\n2\nright<|reward|>1\n2\nwrong[UNUSED_TOKEN_130]"
 
 
-@pytest.mark.parametrize("name", style_names())
+@pytest.mark.parametrize("name", [name for name in style_names() if name != OURS])
 def test_a_style_has_a_source_and_a_tested_prompt(name):
     style = load_style(name)
     assert style.about
@@ -290,9 +291,9 @@ def test_a_model_has_the_style_of_its_family(model):
 
 
 REFUSED = {
-    "ContextualAI/LMUnit-qwen2.5-72b": "marked=False",
+    "ContextualAI/LMUnit-qwen2.5-72b": "style of your own",
     "nvidia/Qwen3-Nemotron-14B-BRRM": "Take nemotron-super-genrm",
-    "rubricreward/R3-Qwen3-14B-LoRA-4k": "marked=False",
+    "rubricreward/R3-Qwen3-14B-LoRA-4k": "style of your own",
     "nuojohnchen/JudgeLRM-7B": "Take rm-r1",
     "BBQGOD/DeepSeek-GRM-27B-MetaRM": "Take rewardanything",
 }

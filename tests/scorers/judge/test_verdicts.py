@@ -7,13 +7,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.scorers.judge.verdicts import MAX_LENGTH, NoVerdict, read_choice, read_score
+from gym_rm.generation.chat import ChatReply
+from gym_rm.scorers.judge.forms import VerdictForm, read_verdict
+from gym_rm.scorers.judge.verdicts import MAX_LENGTH, NoVerdict
 
 MARK = "BXTRQW"
+SCORE = VerdictForm(form="last", line="Score")
+CHOICE = VerdictForm(form="last", line="Verdict", values={"A": 1, "B": 0, "tie": 0.5})
+BRACKETS = VerdictForm(form="last", pattern=r"\[\[(\d+)\]\]")
+CHOSEN = VerdictForm(form="last", pattern=r"\[\[([ABC])\]\]", values={"A": 1, "B": 0, "C": 0.5})
 
 
-def score(text, mark=None, scale=(1, 10)):
-    return read_score(text, scale=scale, mark=mark)
+def score(text, mark="", scale=(1, 10), form=SCORE):
+    return read_verdict(ChatReply(text, finished=True), form, size=1, scale=scale, mark=mark)[0]
+
+
+def choice(text, mark="", form=CHOICE):
+    return {1: "A", 0: "B", 0.5: "tie"}[score(text, mark, (0, 1), form)]
+
+
+def values_of(text, forms, read):
+    """Return the different values that a text has in some forms."""
+    found = set()
+    for form in forms:
+        with contextlib.suppress(NoVerdict):
+            found.add(read(text, form=form))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -29,19 +48,12 @@ def score(text, mark=None, scale=(1, 10)):
         "Score：7",
         "The reply is good. My rating: [[7]]",
         "[[7]]\n[[7]]",
-        "It is right. [RESULT] 7",
-        "**Reasoning:** good\n\n**Result:** 7",
         "<answer>[[7]]</answer>",
         "It does not greet, but it is right. Score: 7.",
-        'Here: {"score": 7, "reason": "Score: 3 for {style}"}',
-        '{"parts": [{"score": 3}], "score": "7/10"}',
         "[[7]]",
-        '{"score": 7}',
-        '```json\n{"reason": "good", "score": 7.0}\n```',
         "It could be 9 or 3.\nScore: 7",
         "Score: n, from 1 to 10.\nScore: 7\nThat is, [[7]].",
         "My final score is [[7]].",
-        'Here is my evaluation in JSON format:\n```json\n{"score": 7}\n```',
         "Accuracy score: 9\nStyle score: 4\n\nOverall score: 7",
         "Style: [[9]]\nOverall: [[7]]",
         "### Verdict\n```\nScore: 7\n```",
@@ -52,10 +64,7 @@ def score(text, mark=None, scale=(1, 10)):
         "> Score: 10\n\nScore: 7",
         'It says "Score: 10".\nScore: 7',
         "It asks for [[10]]\n\nRating: [[7]]",
-        "It is 10.\nRating: 7",
         "It ends:\n```\nGood.\nScore: 10\n```\nScore: 7",
-        'It says {"score": 10}.\n{"score": 7}',
-        '{"score": 7, "max_score": 10}',
         "<think>Score: 9</think>\nScore: 7",
         "<answer>Score: 7</answer>",
         "I would give it [[7]].",
@@ -63,7 +72,7 @@ def score(text, mark=None, scale=(1, 10)):
     ],
 )
 def test_a_clear_score_is_read(text):
-    assert score(text) == 7
+    assert values_of(text, (SCORE, BRACKETS), score) == {7}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +157,7 @@ def test_a_clear_score_is_read(text):
     ],
 )
 def test_an_unclear_score_is_no_verdict(text):
-    with pytest.raises(NoVerdict):
-        score(text)
+    assert values_of(text, (SCORE, BRACKETS), score) == set()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +166,6 @@ def test_an_unclear_score_is_no_verdict(text):
         f"Score {MARK}: 7",
         f"**Score {MARK}:** 7",
         f"Score ({MARK.lower()}): 7/10",
-        f"[[{MARK}: 7]]",
         f"Initial score {MARK}: 3\nFinal score {MARK}: 7",
         f"It says:\nScore {MARK}: 7",
         f"The reply says 'Score: 10', [[10]], {{\"score\": 10}} and Score QWXZTR: 9.\nScore {MARK}: 7",
@@ -197,21 +204,18 @@ def test_verdicts_without_the_mark_or_against_each_other_do_not_count(text):
         ("**Verdict:** B.", "B"),
         ("[[A]]", "A"),
         ("[[C]]", "tie"),
-        ('{"verdict": "B"}', "B"),
         ("Verdict: Tie", "tie"),
         ("A is not bad. <answer>[[B]]</answer>", "B"),
-        ("Neither is perfect; so [RESULT] A", "A"),
         ("[[A]]\n\n**[[A]]**", "A"),
         ("Initial verdict: A\nFinal verdict: B", "B"),
         ("Verdict: A\nNo, B is right.\nFinal verdict: B", "B"),
         ("The winner is [[A]]", "A"),
         ("So it is a tie: [[C]]", "tie"),
         ('A claims "Verdict: A".\nVerdict: Reply B', "B"),
-        ('```json\n{"verdict": "tie"}\n```', "tie"),
     ],
 )
 def test_a_clear_choice_is_read(text, expected):
-    assert read_choice(text, mark=None) == expected
+    assert values_of(text, (CHOICE, CHOSEN), choice) == {expected}
 
 
 @pytest.mark.parametrize(
@@ -231,14 +235,13 @@ def test_a_clear_choice_is_read(text, expected):
     ],
 )
 def test_an_unclear_choice_is_no_verdict(text):
-    with pytest.raises(NoVerdict):
-        read_choice(text, mark=None)
+    assert values_of(text, (CHOICE, CHOSEN), choice) == set()
 
 
 def test_a_choice_needs_its_mark():
-    assert read_choice(f"It says Verdict: B\nVerdict {MARK}: A", mark=MARK) == "A"
+    assert choice(f"It says Verdict: B\nVerdict {MARK}: A", mark=MARK) == "A"
     with pytest.raises(NoVerdict, match=MARK):
-        read_choice("Verdict: B", mark=MARK)
+        choice("Verdict: B", mark=MARK)
 
 
 @given(st.text(st.characters(blacklist_characters=MARK + MARK.lower()), max_size=80))
@@ -249,10 +252,10 @@ def test_a_copied_text_without_the_mark_changes_no_verdict(copied):
 @pytest.mark.parametrize(
     "piece", ["[[", "Score ", '{"score": ', "Score **", "[[    ", "{" * 50, " ", "Score: 7 ", "Score: 7\n"]
 )
-@pytest.mark.parametrize("mark", [MARK, None])
+@pytest.mark.parametrize("mark", [MARK, ""])
 def test_long_answers_are_read_in_time(piece, mark):
     """What is quadratic needs minutes."""
-    text = (f"Score {mark or ''}: 7" + piece * 100_000)[:MAX_LENGTH]
+    text = (f"Score {mark}: 7" + piece * 100_000)[:MAX_LENGTH]
     began = time.process_time()
     with contextlib.suppress(NoVerdict):
         score(text, mark)

@@ -26,6 +26,7 @@ from conftest import assistant, user
 from reward_servers import (
     FAST,
     RewardApp,
+    bound,
     conversations,
     error,
     free_port,
@@ -34,6 +35,7 @@ from reward_servers import (
     scorer_at,
     serve,
     sigmoid,
+    url_of,
 )
 
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
@@ -169,7 +171,7 @@ def shared_app():
 
 def test_a_server_that_does_not_answer_is_an_error_with_its_url():
     with pytest.raises(RemoteError, match=r"no answer from http://127.0.0.1:\d+: .*Check that the server runs"):
-        load_scorer(f"http://127.0.0.1:{free_port()}", startup_timeout=0.3)
+        load_scorer(url_of(bound()), startup_timeout=0.3)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +230,16 @@ def test_a_wrong_key_is_named_and_not_repeated(app, url, monkeypatch):
 
 
 def test_interrupting_a_call_stops_its_requests(app, url):
+    def interrupt():
+        deadline = time.monotonic() + 60
+        seen = len(app.requests)
+        while len(app.requests) == seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
     with scorer_at(url) as scorer:
         app.always = "hang"
-        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -267,7 +276,7 @@ def test_a_sick_server_is_taken_out_and_comes_back():
         seen = len(sick.requests)
         assert seen <= 12  # a few first requests and the probes
         sick.always = None
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while len(sick.requests) < seen + 10 and time.monotonic() < deadline:
             scorer.score(conversations(20))
             time.sleep(0.05)
@@ -275,12 +284,11 @@ def test_a_sick_server_is_taken_out_and_comes_back():
 
 
 def test_a_server_that_is_down_at_the_start_joins_later():
-    port = free_port()
-    late = RewardApp()
-    with serve(RewardApp()) as one, scorer_at([one, f"http://127.0.0.1:{port}"], startup_timeout=0.3) as scorer:
+    late, listener = RewardApp(), bound()
+    with serve(RewardApp()) as one, scorer_at([one, url_of(listener)], startup_timeout=0.3) as scorer:
         assert len(scorer.score(conversations(4))) == 4
-        with serve(late, port):
-            deadline = time.monotonic() + 15
+        with serve(late, listener):
+            deadline = time.monotonic() + 60
             while not late.requests and time.monotonic() < deadline:
                 scorer.score(conversations(4))
                 time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -75,6 +76,27 @@ class ScoreStore:
             warn_once(f"{str(self.path)!r} cannot be locked ({error.strerror}): do not write it with two commands.")
         self._file.truncate(self._size)
 
+    def differences(self, settings: Mapping[str, Any], identity: Mapping[str, Any] | None = None) -> str:
+        """Return what made the stored scores other than these settings and this model; empty if nothing did.
+
+        Args:
+            settings: plain values that affect the scores; the header has them as `settings`.
+            identity: plain values of `Provenance.identity`; None if the model is not loaded yet.
+
+        Raises:
+            ConfigError: the header has no settings.
+        """
+        stored = self.header or {}
+        if not isinstance(stored.get("settings"), dict) or not isinstance(stored.get("identity") or {}, dict):
+            raise ConfigError(
+                f"{str(self.path)!r} is not a file of scores as gym-rm writes them: its first line has no settings. "
+                "Choose another output, or start again with --overwrite."
+            )
+        found = _differences(stored["settings"], settings)
+        if identity is not None and stored.get("identity") is not None:
+            found += _differences(stored["identity"], identity)
+        return "; ".join(found)
+
     def start(self, header: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Replace everything by a header and these entries."""
         self.header, self.entries = dict(header), {}
@@ -116,6 +138,16 @@ class ScoreStore:
             raise ConfigError(
                 f"{str(path)!r} line {number} is not a line of scores as gym-rm writes them: {error!r}."
             ) from error
+
+
+def digest_of_text(text: bytes) -> str:
+    """Return the name of a row in a store: 24 hex digits of the SHA-256 of its text."""
+    return hashlib.sha256(text).hexdigest()[:24]
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    return [f"{name}: earlier {theirs.get(name)!r}, now {ours.get(name)!r}" for name in names]
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -1,15 +1,12 @@
-"""Score a file of rows: write every row with its scores, in the same order. A stopped run can be resumed."""
+"""Scores of the rows of a file: what is missing is scored, and added to the rows in a file or to standard output."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import inspect
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,52 +16,15 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gym_rm.checks import keep_inputs
-from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names, working_files
 from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
-from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
+from gym_rm.data.scored_rows import Labels, row_to_score
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import Scorer, try_score
+from gym_rm.evaluation.stored_scores.output import FileOutput, InputLine, StreamOutput, added_names, working_files
+from gym_rm.scorer import Scorer, provenance_of, try_score
 from gym_rm.scores import Scores
 
 LINES_AT_ONCE = 10_000  # finished lines are passed over in batches of at most this many lines
-
-
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """One line of the input.
-
-    An output line is the input line, byte for byte, with fields added before its last brace.
-
-    Attributes:
-        where: file name and line number.
-        stem: start of the output line, up to the added fields.
-        row: conversations to score; None if the line is invalid.
-        error: why the line is invalid.
-    """
-
-    where: str
-    stem: bytes
-    row: RowToScore | None = None
-    error: str | None = None
-
-    @property
-    def labels(self) -> Labels:
-        """Labels of the scores in the output line."""
-        return None if self.row is None else self.row.labels
-
-    @property
-    def digest(self) -> str:
-        """The first 24 hex digits of the SHA-256 of the stem."""
-        return hashlib.sha256(self.stem).hexdigest()[:24]
-
-    def __len__(self) -> int:
-        """Return the number of conversations to score."""
-        return 0 if self.row is None else len(self.row.conversations)
-
-    def with_fields(self, added: Mapping[str, Any]) -> bytes:
-        """Return the output line."""
-        return self.stem + b", " + json.dumps(added, allow_nan=False).encode()[1:] + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +74,27 @@ class FileScoring:
             GymRMError: the scorer failed for a whole batch. The lines that were finished before are stored.
         """
         with ExitStack() as stack:
-            source = InputFile(self, stack)
+            lines = self._lines(stack)
             output = self._open_output(stack)
-            if isinstance(output, FileOutput):
-                source.spool()
             load = functools.cache(self._load_scorer)
-            progress, scored_before = ScoringProgress(), list[InputLine]()
-            for batch in self._batches(source.lines(), output):
+            progress, num_scored, stems = ScoringProgress(), 0, list[bytes]()
+            for batch in self._batches(lines, output):
                 self.report(progress)
-                entries = [(line, output.finished(line.digest)) for line in batch]
-                new = [line for line, fields in entries if fields is None]
+                entries = [(line, output.finished(line)) for line in batch]
                 earlier = [fields for _, fields in entries if fields is not None]
-                scored_before = scored_before or [line for line, fields in entries if fields is not None][:1]
+                new = [line for line, fields in entries if fields is None]
                 written, stopped = self._score_batch(load, new, output)
+                if self.output is not None:
+                    stems += [line.stem for line in batch]
+                num_scored += sum(map(len, new))
                 failed = sum(f"{self.key}_error" in fields for fields in (*earlier, *written))
                 progress = ScoringProgress(progress.lines + len(earlier) + len(written), progress.failed + failed)
                 self.report(progress)
                 if stopped is not None:
                     raise ConfigError(stopped)
-            if isinstance(output, FileOutput):
-                if scored_before and not output.model_is_known:  # nothing was left to score
-                    output.require_model(self._score(load, scored_before))
-                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()), progress.lines)
+            if not num_scored and progress.lines > progress.failed:  # every score is of an earlier run
+                output.check_model(provenance_of(load()))
+            output.finish(stems)
         return progress
 
     def _open_output(self, stack: ExitStack) -> StreamOutput | FileOutput:
@@ -164,7 +123,7 @@ class FileScoring:
         size = 0
         for line in lines:
             batch.append(line)
-            size += 0 if output.finished(line.digest) is not None else max(len(line), 1)
+            size += 0 if output.finished(line) is not None else max(len(line), 1)
             if size >= self.batch_size or len(batch) >= max(LINES_AT_ONCE, self.batch_size):
                 yield batch
                 batch, size = [], 0
@@ -185,13 +144,16 @@ class FileScoring:
         start = 0
         for line in lines:
             rows = slice(start, start := start + len(line))
-            reason = line.error or _reason(line.labels, scores.errors[rows])
+            labels = None if line.row is None else line.row.labels
+            reason = line.error or _reason(labels, scores.errors[rows])
             if reason and self.on_error == "stop":
                 stopped = f"{line.where}: {reason}"
                 break
-            written.append((line, self._added(line.labels, scores, rows, reason)))
+            written.append((line, self._added(labels, scores, rows, reason)))
         if written:
-            output.write([(line.digest, line.with_fields, added) for line, added in written], scores)
+            if len(scores):
+                output.check_model(scores.provenance)
+            output.write(written)
         return [added for _, added in written], stopped
 
     def _score(self, load: Callable[[], Scorer], lines: Sequence[InputLine]) -> Scores:
@@ -227,53 +189,33 @@ class FileScoring:
             added[f"{self.key}_error"] = reason
         return added
 
-
-class InputFile:
-    """The input of a run: a file in any format of rows, or JSON lines of standard input or a pipe.
-
-    Args:
-        run: the run that reads it; a Parquet output keeps the columns of a Parquet input, also binary ones.
-        stack: closes the files.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-
-    def __init__(self, run: FileScoring, stack: ExitStack) -> None:
-        self._source, self._columns, self._stack = run.source, run.columns, stack
-        self._added = added_names(run.key)  # a row must not have these
-        self._keeps_columns = run.output is not None and format_of(run.output)[0] == "parquet"
-        self._name = str(run.source) if run.source else "standard input"
+    def _lines(self, stack: ExitStack) -> Iterator[InputLine]:
+        """Open the input, and return its lines."""
+        name = str(self.source) if self.source else "standard input"
+        if self.source is None:
+            return self._json_lines(sys.stdin.buffer, name)
         try:
-            self._stored: IO[bytes] = stack.enter_context(run.source.open("rb")) if run.source else sys.stdin.buffer
+            stored = stack.enter_context(self.source.open("rb"))
         except OSError as error:
-            raise ConfigError(f"cannot read {self._name!r}: {error.strerror}.") from error
+            raise ConfigError(f"cannot read {name!r}: {error.strerror}.") from error
+        file = stack.enter_context(decompressed(stored, self.source))
+        stored_as = format_of(self.source)[0] or "jsonl"
+        return self._json_lines(file, name) if stored_as == "jsonl" else self._table_lines(file, name, stored_as)
 
-    def spool(self) -> None:
-        """Copy what can be read only once to a temporary file, so that `lines` can be called again."""
-        if self._source is None or not self._source.is_file():
-            spooled = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-            shutil.copyfileobj(self._stored, spooled)
-            self._stored = spooled
+    def _json_lines(self, file: IO[bytes], name: str) -> Iterator[InputLine]:
+        for number, raw in read_lines(file, name):
+            yield self._line(raw, f"{name} line {number}", number)
 
-    def lines(self) -> Iterator[InputLine]:
-        """Yield the lines, from the first one."""
-        if self._stored.seekable():
-            self._stored.seek(0)
-        file = self._stack.enter_context(decompressed(self._stored, self._source)) if self._source else self._stored
-        stored_as = (format_of(self._source)[0] if self._source else None) or "jsonl"
-        if stored_as == "jsonl":
-            for number, raw in read_lines(file, self._name):
-                yield self._line(raw, f"{self._name} line {number}", number)
-        else:
-            rows = rows_or_errors_in(file, self._name, stored_as, without_binary=self._keeps_columns)
-            for number, (where, row) in enumerate(rows):
-                if isinstance(row, ConfigError):
-                    yield InputLine(where, _invalid_stem(where), error=str(row))
-                else:
-                    # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
-                    text = json.dumps(present(row), ensure_ascii=False, allow_nan=False)
-                    yield self._line(text.encode(errors="backslashreplace"), where, number)
+    def _table_lines(self, file: IO[bytes], name: str, stored_as: str) -> Iterator[InputLine]:
+        keeps_columns = self.output is not None and format_of(self.output)[0] == "parquet"  # also binary ones
+        rows = rows_or_errors_in(file, name, stored_as, without_binary=keeps_columns)
+        for number, (where, row) in enumerate(rows):
+            if isinstance(row, ConfigError):
+                yield InputLine(where, _invalid_stem(where), error=str(row))
+            else:
+                # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
+                text = json.dumps(present(row), ensure_ascii=False, allow_nan=False)
+                yield self._line(text.encode(errors="backslashreplace"), where, number)
 
     def _line(self, raw: bytes, where: str, number: int) -> InputLine:
         text = raw.strip()
@@ -282,12 +224,12 @@ class InputFile:
             row = parse_line(text, where)
             if not isinstance(row, dict):
                 raise ConfigError(f"{where}: expected a JSON object, got {show(row)}.")
-            for name in self._added:
+            for name in added_names(self.key):
                 if name in row:
                     raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
             if row:
                 stem = text[:-1].rstrip()
-            return InputLine(where, stem, row_to_score(with_columns(present(row), self._columns, where), where, number))
+            return InputLine(where, stem, row_to_score(with_columns(present(row), self.columns, where), where, number))
         except ConfigError as error:
             return InputLine(where, stem, error=str(error))
 

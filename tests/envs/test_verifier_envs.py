@@ -10,7 +10,7 @@ from scorers.code.solutions import SOLUTIONS
 import gym_rm
 from gym_rm.testing import check_vector_env
 
-LENGTHS = {"length": "tests.envs.test_verified:length"}
+LENGTHS = {"length": "tests.envs.test_verifier_envs:length"}
 
 
 def length(conversations):
@@ -64,14 +64,16 @@ def judged(conversations):
     )
 
 
-@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
 @pytest.mark.parametrize(
-    "settings",
+    ("mode", "settings"),
     [
-        {"route": "task", "routes": {"math": ["math"], "style": ["style"], "both": ["math", "style"], "none": []}},
-        {"route": "task"},  # some rows have no route, which is their error
-        {"gates": {"style": {"scorer": "math", "at_least": 1}}},
-        {"reward_on": "end", "max_turns": 2},
+        (
+            "SameStep",
+            {"route": "task", "routes": {"math": ["math"], "style": ["style"], "both": ["math", "style"], "none": []}},
+        ),
+        ("NextStep", {"route": "task"}),  # some rows have no route, which is their error
+        ("Disabled", {"gates": {"style": {"scorer": "math", "at_least": 1}}}),
+        ("SameStep", {"reward_on": "end", "max_turns": 2}),
     ],
     ids=["routes", "unknown route", "gates", "last turn"],
 )
@@ -89,7 +91,7 @@ def test_infos_are_masked_where_no_scorer_saw_the_row_as_in_single_environments(
         scorers=scorers,
         prompts=prompts,
         fallback_reward=-1,
-        num_steps=5,
+        num_steps=4,
         **settings,
     )
 

@@ -1,0 +1,1 @@
+"""Scores that are kept in files, so that a stopped run resumes."""

@@ -1,0 +1,380 @@
+"""The modes of a judge: which questions a call takes, and the rewards that their verdicts give.
+
+| comparisons of N different replies | questions | pairs |
+| --- | --- | --- |
+| `all_pairs` | N (N - 1) | every two, with each of them first |
+| `circular` | N | each with the next one in the call, so that each is first once and second once |
+| `reference` | 2 N | each with the reference reply, with each of them first |
+
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once. A judge that prefers a place
+gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both comparisons.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_rm.errors import ConversationError, warn_once
+from gym_rm.generation.chat import seed_of
+from gym_rm.plain_values import to_plain
+from gym_rm.scorers.groups import groups_of, shared_beginning
+from gym_rm.scorers.judge.asking import Answer
+from gym_rm.scorers.judge.options import OURS, JudgeOptions
+from gym_rm.scorers.judge.plan import Case, JudgeRow, Plan, Verdicts
+from gym_rm.scorers.judge.questions import Questions, Shown
+from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, read_rubric, rubric_of_row, rubric_reward
+from gym_rm.scorers.judge.verdicts import NoVerdict
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message
+
+ORDERS = ((0, 1), (1, 0))
+COSTS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of a row among replies that a judge saw together, with the verdicts; None if there are none."""
+
+    case: Case
+    place: int
+    found: Verdicts | None
+    error: str | None
+
+    @property
+    def value(self) -> float:
+        """Mean value of the row's reply. Raises NoVerdict if there is none."""
+        if self.found is None:
+            raise NoVerdict(str(self.error))
+        return float(self.found.values[:, self.place].mean())
+
+
+class JudgeMode(abc.ABC):
+    """What a question is about, and what verdicts are worth.
+
+    Args:
+        questions: writes the questions.
+        options: those of the judge.
+    """
+
+    name: str
+    choices = False
+
+    def __init__(self, questions: Questions, options: JudgeOptions) -> None:
+        self.questions, self.options = questions, options
+
+    @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call."""
+        return False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of this mode, for `Provenance`."""
+        return {}
+
+    def plan(self, rows: Sequence[JudgeRow]) -> Plan:
+        """Return the questions of a call."""
+        plan = Plan(errors={number: row.error for number, row in enumerate(rows) if row.error is not None})
+        self._plan(plan, rows, [number for number in range(len(rows)) if number not in plan.errors])
+        return plan
+
+    def tally(self, rows: Sequence[JudgeRow], plan: Plan, answers: Mapping[int, Answer]) -> Scores:
+        """Return the scores of all rows from the answers, by the seeds of the questions."""
+        seats: list[list[Seat]] = [[] for _ in rows]
+        for case in plan.cases:
+            found, error = case.verdicts(answers, choices=self.choices), case.error(answers)
+            for place, numbers in enumerate(case.rows):
+                for row in numbers:
+                    seats[row].append(Seat(case, place, found, error))
+        rewards, errors = [math.nan] * len(rows), [plan.errors.get(row) for row in range(len(rows))]
+        components: list[Mapping[str, float]] = [{} for _ in rows]
+        for row in range(len(rows)):
+            if errors[row] is None:
+                try:
+                    rewards[row], components[row] = self._reward(seats[row], plan.ties.get(row, 0.0))
+                except (NoVerdict, ConversationError) as error:
+                    errors[row] = str(error)
+        infos = self._infos(seats, plan, answers, [error is None for error in errors])
+        names = dict.fromkeys(name for each in components for name in each)
+        columns = {name: [each.get(name, math.nan) for each in components] for name in names}
+        return Scores.from_rewards(rewards, components=columns, errors=errors, infos=infos)
+
+    @abc.abstractmethod
+    def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
+        """Add what is asked about these rows to the plan."""
+
+    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+        """Return the reward of a row and its components. Raises NoVerdict if it has none."""
+        return seats[0].value, {}
+
+    def _add(
+        self,
+        plan: Plan,
+        rows: Sequence[JudgeRow],
+        places: Sequence[tuple[int, ...]],
+        before: Conversation,
+        replies: Sequence[Conversation],
+        *,
+        orders: Sequence[tuple[int, ...]] | None = ((0,),),
+        criterion: Criterion | None = None,
+    ) -> None:
+        """Add replies that are shown together. Orders are those of every sample; None for a random one of each."""
+        prompt = next(rows[row].prompt for numbers in places for row in numbers)
+        reference = prompt.answer if prompt is not None and self.options.reference else None
+        samples = []
+        try:
+            for sample in range(self.options.samples):
+                seed = seed_of(_text(before), [_text(each) for each in replies], sample)
+                asked = []
+                for order in orders or [tuple(np.random.default_rng(seed).permutation(len(replies)).tolist())]:
+                    placed = tuple(tuple(replies[place]) for place in order)
+                    shown = Shown(before, placed, prompt, reference, criterion)
+                    asked.append((order, self.questions.question(shown, sample)))
+                samples.append(tuple(asked))
+        except ConversationError as error:
+            plan.fail([row for numbers in places for row in numbers], str(error))
+        else:
+            plan.cases.append(Case(tuple(places), tuple(samples), criterion))
+
+    def _infos(
+        self, seats: Sequence[Sequence[Seat]], plan: Plan, answers: Mapping[int, Answer], scored: Sequence[bool]
+    ) -> Mapping[str, Sequence[Any]]:
+        """Return what the judge wrote, how sure it is, and what it cost, of all rows."""
+        first = [each[0].case.questions[0] if each else None for each in seats]
+        texts = [None if question is None else answers[question.seed].text for question in first]
+        judgements = [(text or "") if has else None for text, has in zip(texts, scored, strict=True)]
+        spreads = [
+            [0.0] * (row in plan.ties) + [float(seat.found.values[:, seat.place].std()) for seat in each if seat.found]
+            for row, each in enumerate(seats)
+        ]
+        disagreement = [_mean(each) if has else math.nan for each, has in zip(spreads, scored, strict=True)]
+        return {"judgement": judgements, "disagreement": disagreement, **_costs(seats, answers)}
+
+
+class ScoreMode(JudgeMode):
+    """A question about each reply."""
+
+    name = "score"
+
+    def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
+        for row in numbers:
+            *before, reply = rows[row].conversation
+            self._add(plan, rows, [(row,)], before, [[reply]])
+
+
+class RubricMode(JudgeMode):
+    """A question about each criterion of a reply."""
+
+    name = "rubric"
+
+    def __init__(self, questions: Questions, options: JudgeOptions) -> None:
+        super().__init__(questions, options)
+        self._criteria = () if options.rubric is None else read_rubric(options.rubric)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The criteria."""
+        return {"rubric": [each.model_dump(mode="json") for each in self._criteria] or "of each row"}
+
+    def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
+        for row in numbers:
+            *before, reply = rows[row].conversation
+            has_own = any(field_of(rows[row].prompt, name) is not None for name in ROW_FIELDS)
+            try:
+                criteria = rubric_of_row(rows[row].prompt) if has_own or not self._criteria else self._criteria
+            except ConversationError as error:
+                plan.fail([row], str(error))
+                continue
+            for criterion in criteria:
+                self._add(plan, rows, [(row,)], before, [[reply]], criterion=criterion)
+
+    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+        weights, values, components = list[float](), list[float](), dict[str, float]()
+        for seat in seats:
+            assert seat.case.criterion is not None
+            weights.append(seat.case.criterion.weight)
+            values.append(seat.value)
+            # Faults are negative, so that more of a component is better for every estimator of advantages.
+            components[seat.case.criterion.component] = 0.0 - values[-1] if weights[-1] < 0 else values[-1]
+        return rubric_reward(weights, values), components
+
+
+class ListwiseMode(JudgeMode):
+    """A question about all replies of a group."""
+
+    name = "listwise"
+    relative = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The largest list."""
+        return {"list_size": self.options.list_size}
+
+    def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
+        for before, different in _groups(rows, numbers):
+            different.sort(key=lambda each: _text(each[1]))  # the order of the rows changes nothing
+            if len(different) > (most := self.options.list_size):
+                reason = f"the group has {len(different)} different replies, more than list_size={most}"
+                plan.fail([row for same, _ in different for row in same], reason)
+            else:
+                same, replies = zip(*different, strict=True)
+                self._add(plan, rows, same, before, replies, orders=None)
+
+
+class PairwiseMode(JudgeMode):
+    """Questions about two replies."""
+
+    name = "pairwise"
+
+    def __init__(self, questions: Questions, options: JudgeOptions) -> None:
+        super().__init__(questions, options)
+        self.choices = questions.mode.is_choice
+        self.comparisons = options.comparisons or ("reference" if options.style == OURS else "all_pairs")
+        twice = self.comparisons != "circular" if options.both_orders is None else options.both_orders
+        self._orders = ORDERS if twice else ORDERS[:1]
+        # In a circle with one order, a reply is seen once in each place, and needs both.
+        self._min_share = 1.0 if self.comparisons == "circular" and not twice else options.min_comparisons
+
+    @property
+    def relative(self) -> bool:
+        """Whether the replies of a call are compared with each other."""
+        return self.comparisons != "reference"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is compared, and how often."""
+        share = self.options.min_comparisons
+        return {"comparisons": self.comparisons, "orders": len(self._orders), "min_comparisons": share}
+
+    def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
+        if self.comparisons == "reference":
+            for row in numbers:
+                self._with_reference(plan, rows, row)
+        else:
+            for before, different in _groups(rows, numbers):
+                self._with_each_other(plan, rows, before, different)
+
+    def _with_reference(self, plan: Plan, rows: Sequence[JudgeRow], row: int) -> None:
+        *before, reply = rows[row].conversation
+        text = field_of(rows[row].prompt, "reference_reply")
+        if isinstance(text, str) and self.options.judged == "answer":
+            text = self.options.thinking.split({"content": text})[1]
+        if not isinstance(text, str) or not text.strip():
+            reason = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
+            plan.fail([row], reason)
+        elif self.choices and dict(reply) == {"role": "assistant", "content": text}:
+            plan.ties[row] = 1.0
+        else:
+            replies = [[reply], [Message(role="assistant", content=text)]]
+            self._add(plan, rows, [(row,), ()], before, replies, orders=self._orders)
+
+    def _with_each_other(
+        self, plan: Plan, rows: Sequence[JudgeRow], before: Conversation, different: Sequence[_Same]
+    ) -> None:
+        members = [row for same, _ in different for row in same]
+        pairs = pairs_of(self.comparisons, len(different))
+        if len(members) == 1 and self.options.unfinished is None:
+            plan.fail(members, "there is no other reply to the same prompt in this call to compare with")
+            return
+        if len(different) == 1 and not self.choices:  # only the judge can say what two equal replies are worth
+            pairs = [(0, 0)]
+        elif self.choices and (self.comparisons == "all_pairs" or len(different) == 1):
+            plan.ties.update({row: len(same) - 1.0 for same, _ in different for row in same if len(same) > 1})
+        for one, other in pairs:
+            texts = sorted([_text(different[one][1]), _text(different[other][1])])
+            if self.comparisons != "circular" and seed_of(texts) % 2:
+                one, other = other, one  # who is first in a single order must not depend on the order of the rows
+            places = [different[one][0], different[other][0]]
+            replies = [different[one][1], different[other][1]]
+            orders = self._orders if one != other else ORDERS[:1]
+            self._add(plan, rows, places, before, replies, orders=orders)
+
+    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+        values, given = [0.5], [ties]
+        for seat in seats:
+            values.append(math.nan if seat.found is None else seat.value)
+            others = seat.case.rows[1 - seat.place]
+            given.append(float(len(others)) if self.comparisons == "all_pairs" and others else 1.0)
+        weights = np.where(np.isnan(values), 0.0, given)
+        read, total = float(weights.sum()), sum(given)
+        if not read or read < self._min_share * total:
+            reason = next((seat.error for seat in seats if seat.error), "it was not compared with any reply")
+            counts = f"{read:g} of {total:g} comparisons have a verdict"
+            raise NoVerdict(f"{counts}, but {self._min_share:.0%} of them are needed: {reason}")
+        if read < total:
+            warn_once(
+                "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
+                "counts them, and min_comparisons= says how many a reply needs."
+            )
+        return float(np.nan_to_num(values) @ weights / read), {}
+
+    def _infos(
+        self, seats: Sequence[Sequence[Seat]], plan: Plan, answers: Mapping[int, Answer], scored: Sequence[bool]
+    ) -> Mapping[str, Sequence[Any]]:
+        consistent, first = [], []
+        for row, each in enumerate(seats):
+            kept = [seat.found.consistent for seat in each if seat.found]
+            kept = [1.0] * (row in plan.ties) + [share for share in kept if math.isfinite(share)]
+            consistent.append(_mean(kept) if scored[row] else math.nan)
+            verdicts = [answers[question.seed].values for seat in each for question in seat.case.questions]
+            decided = [said[0] > said[1] for said in verdicts if said is not None and said[0] != said[1]]
+            first.append(_mean(decided))
+        infos = super()._infos(seats, plan, answers, scored)
+        return {**infos, "position_consistent": consistent, "prefers_first": first}
+
+
+MODES: Mapping[str, type[JudgeMode]] = {mode.name: mode for mode in (ScoreMode, PairwiseMode, ListwiseMode, RubricMode)}
+
+_Same = tuple[tuple[int, ...], Conversation]
+"""The rows that have a reply, and the reply."""
+
+
+def pairs_of(how: str, size: int) -> list[tuple[int, int]]:
+    """Return the pairs of a group of different replies to compare, by their numbers; see the top of this file."""
+    if how == "circular":
+        return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
+    return list(itertools.combinations(range(size), 2))
+
+
+def _groups(rows: Sequence[JudgeRow], numbers: Sequence[int]) -> Iterator[tuple[Conversation, list[_Same]]]:
+    """Yield, for each group, the messages that its conversations share and its different replies."""
+    conversations = [row.conversation for row in rows]
+    for group in groups_of(conversations, [row.prompt for row in rows], numbers):
+        before = shared_beginning([conversations[row] for row in group], rows[group[0]].prompt)
+        different: dict[str, list[int]] = {}
+        for row in group:
+            different.setdefault(_text(conversations[row][len(before) :]), []).append(row)
+        yield before, [(tuple(same), conversations[same[0]][len(before) :]) for same in different.values()]
+
+
+def _costs(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> dict[str, list[float]]:
+    """Return what each row cost; a question about n rows counts 1 / n for each."""
+    costs = {name: [0.0 if each else math.nan for each in seats] for name in COSTS}
+    about: dict[int, set[int]] = {}
+    for row, each in enumerate(seats):
+        for seat in each:
+            for question in seat.case.questions:
+                about.setdefault(question.seed, set()).add(row)
+    for seed, rows in about.items():
+        answer = answers[seed]
+        tokens = math.nan if answer.tokens is None else float(answer.tokens)
+        for name, value in zip(COSTS, (1.0, answer.attempts, answer.values is None, tokens), strict=True):
+            for row in rows:
+                costs[name][row] += value / len(rows)
+    return costs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+def _text(messages: Conversation) -> str:
+    return json.dumps(to_plain([dict(message) for message in messages]), sort_keys=True)

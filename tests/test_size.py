@@ -1,0 +1,64 @@
+"""Ceilings: lines of the package by room, lines of the tests, words of the pages.
+
+What is here is read by people. A change that needs more room takes out as much, or raises a ceiling in a commit of its
+own that says what the lines buy.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS = {
+    "top": 2_510,
+    "adapters": 1_300,
+    "cli": 1_730,
+    "data": 2_530,
+    "engine": 11_120,
+    "envs": 2_910,
+    "evaluation": 3_710,
+    "generation": 1_510,
+    "http_client": 420,
+    "planning": 6_300,
+    "policy": 2_600,
+    "reports": 2_650,
+    "sandbox": 1_610,
+    "scorers": 8_060,
+    "server": 1_790,
+    "testing": 480,
+    "training": 2_340,
+}
+"""Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
+
+TESTS = 50_400
+"""Lines of `tests/`."""
+
+PAGES = 27_000
+"""Words of `docs/` outside fenced code and comments."""
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def words(page: Path) -> int:
+    prose = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    return len(prose.split())
+
+
+def test_no_room_of_the_package_is_above_its_ceiling():
+    found: Counter[str] = Counter()
+    for path in (ROOT / "gym_rm").rglob("*.py"):
+        room = path.relative_to(ROOT / "gym_rm").parts[0]
+        if room != "assets":
+            found["top" if room.endswith(".py") else room] += lines(path)
+    assert not {room: (count, ROOMS.get(room)) for room, count in found.items() if count > ROOMS.get(room, 0)}
+
+
+def test_the_tests_are_below_their_ceiling():
+    assert sum(map(lines, (ROOT / "tests").rglob("*.py"))) <= TESTS
+
+
+def test_the_pages_are_below_their_ceiling():
+    assert sum(map(words, (ROOT / "docs").rglob("*.md"))) <= PAGES
