@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import platform
@@ -38,18 +37,25 @@ def doctor(
 
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
+    if replay is not None:
+        raise typer.Exit(not _tell("replay", _replay(replay)))
+    parts = (_versions, _extras, _devices, _sandbox, _contents, _debugging, _self_test)
+    worked = [_tell(part.__name__.strip("_").replace("_", " "), part(), REPORT) for part in parts]
+    raise typer.Exit(not all(worked))
+
+
+def _tell(title: str, findings: Findings, *advice: str) -> bool:
+    """Print findings, with advice under each problem; return whether there is no problem."""
+    typer.echo(f"\n{title}")
     marks = []
-    parts: Any = (_versions, _extras, _devices, _sandbox, _contents, _debugging, _self_test)
-    for part in (functools.partial(_replay, replay),) if replay is not None else parts:
-        typer.echo(f"\n{getattr(part, '__name__', 'replay').strip('_').replace('_', ' ')}")
-        try:
-            for mark, *texts in part():
-                marks.append(mark)
-                typer.echo(f"  {mark:<9}" + "\n           -> ".join(texts + [REPORT] * (mark == PROBLEM)))
-        except Exception as error:  # what is broken must not hide what else there is to see
-            marks.append(PROBLEM)
-            typer.echo(f"  {PROBLEM:<9}{brief(error)}\n           -> {REPORT}")
-    raise typer.Exit(PROBLEM in marks)
+    try:
+        for mark, *texts in findings:
+            marks.append(mark)
+            typer.echo(f"  {mark:<9}" + "\n           -> ".join([*texts, *advice] if mark == PROBLEM else texts))
+    except Exception as error:  # what is broken must not hide what else there is to see
+        marks.append(PROBLEM)
+        typer.echo(f"  {PROBLEM:<9}" + "\n           -> ".join([brief(error), *advice]))
+    return PROBLEM not in marks
 
 
 def _needed(extra: str) -> Iterator[tuple[str, str, bool]]:
@@ -155,12 +161,10 @@ def _replay(file: Path) -> Findings:
     if result.values is None:
         yield PROBLEM, f"it fails again: {result.error}"
     elif bad := int((~np.isfinite(result.values)).sum()):
-        yield PROBLEM, f"{bad} of {result.values.size} values are not finite"
+        yield PROBLEM, f"{bad} of {result.values.size} values are not finite again"
     else:
-        yield (
-            OK,
-            f"{result.values.size} values, all finite, from {result.values.min():.4g} to {result.values.max():.4g}",
-        )
+        low, high = result.values.min(), result.values.max()
+        yield OK, f"{result.values.size} values, all finite, from {low:.4g} to {high:.4g}"
 
 
 def _self_test() -> Findings:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import describe, in_order, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.debugging import call_id
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
@@ -28,12 +29,11 @@ from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, 
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
-from gym_rm.engine.debugging import call_id
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, copy_nested
+from gym_rm.types import Message, Workload, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]

@@ -153,7 +153,8 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
     candidate.note("chosen", str(forward))
     candidate.note("weights read in", f"{loaded - started:.1f} s")
     candidate.note("verified in", f"{time.perf_counter() - loaded:.1f} s")
-    lines = "".join(f"\n  {compared:<34}{found}" for compared, found in table)
+    width = max(len(compared) for compared, _ in table)
+    lines = "".join(f"\n  {compared:<{width}}  {found}" for compared, found in table)
     logger.info("%s in %s on %s:%s", candidate.name, info.dtype, info.device, lines)
     info = replace(
         info,

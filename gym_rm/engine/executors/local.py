@@ -72,7 +72,15 @@ class LocalExecutor:
         with first, second, evaluation, evaluation:
             evaluation.begin()
             for batch in batches:
-                results.append(_run_one(model, batch, values))
+                reused = model.reused_tokens
+                try:
+                    with stage("forward"):
+                        values.append(model.reward_model.values(batch))
+                except Exception as error:  # the result of this batch
+                    results.append(_failed(model, batch, error))
+                else:
+                    reused = model.reused_tokens - reused
+                    results.append(BatchResult(reused_tokens=reused, peak_memory_bytes=_peak(model)))
                 if results[-1].error is not None:
                     _free_memory()  # outside of the except block, when the failed forward's tensors are released
             none = np.empty((0, model.info.num_values), dtype=np.float32)
@@ -168,19 +176,16 @@ class LocalExecutor:
         return self._model
 
 
-def _run_one(model: LoadedModel, batch: Batch, values: list[torch.Tensor]) -> BatchResult:
-    """Run a batch and append its values; return its result without them, or its error."""
-    reused = model.reused_tokens
-    try:
-        with stage("forward"):
-            values.append(model.reward_model.values(batch))
-    except Exception as error:  # returned as the result of this batch
-        memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
-        saved = None if memory else save_failed(batch, brief(error), model.spec, model.info)
-        where = "" if saved is None else f"; the batch is saved, see gym-rm doctor --replay {saved}"
-        return BatchResult(error=f"{brief(error)}{where}", out_of_memory=memory, saved=saved)
-    peak = torch.cuda.max_memory_allocated() if model.models[0].device.type == "cuda" else 0
-    return BatchResult(reused_tokens=model.reused_tokens - reused, peak_memory_bytes=peak)
+def _failed(model: LoadedModel, batch: Batch, error: Exception) -> BatchResult:
+    """Return the result of a batch whose forward raised, after saving it unless memory was lacking."""
+    memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
+    saved = None if memory else save_failed(batch, brief(error), model.spec, model.info)
+    where = "" if saved is None else f"; the batch is saved, see gym-rm doctor --replay {saved}"
+    return BatchResult(error=f"{brief(error)}{where}", out_of_memory=memory, saved=saved)
+
+
+def _peak(model: LoadedModel) -> int:
+    return torch.cuda.max_memory_allocated() if model.models[0].device.type == "cuda" else 0
 
 
 def _require_threads() -> None:

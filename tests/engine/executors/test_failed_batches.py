@@ -75,6 +75,14 @@ def test_calls_inside_of_calls_have_their_names():
     assert current_call() == ""
 
 
+def test_the_stages_of_a_call_have_ranges_in_the_profiler():
+    scorer = gym_rm.load_scorer()
+    with torch.profiler.profile() as profiler:
+        scorer.score(CONVERSATIONS[:2])
+    found = {event.key for event in profiler.key_averages()}
+    assert {f"gym_rm: {name}" for name in ("render", "plan", "forward", "head", "copy back")} <= found
+
+
 # --- saved batches
 
 
