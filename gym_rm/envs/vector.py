@@ -31,7 +31,8 @@ from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
-from gym_rm.scorer import acquire_scorer, release_scorer, try_score
+from gym_rm.scorer import try_score
+from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, Workload, copy_nested
 
