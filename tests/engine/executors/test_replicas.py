@@ -215,7 +215,7 @@ def test_an_error_of_one_rank_alone_is_the_error_of_the_batch(pool):
     assert executor.run(batches(3)) == [alone] * 3
 
 
-def test_an_interrupt_leaves_the_executor_usable(pool, children_hear_sigint):
+def test_an_interrupt_leaves_the_executor_usable(pool):
     interrupted = threading.Event()
 
     def interrupt(batch, call):
