@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError
-from gym_rm.scorer import Scorer, load_scorer
+from gym_rm.scorer import Scorer
+from gym_rm.scorers.load import load_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Comparison, Conversation, Message, PreferencePair, Prompt
 

@@ -25,16 +25,16 @@ MOST_THREADS = 1024  # torch crashes with 100,000
 def integer(name: str, value: Any, *, minimum: int, maximum: int = LARGEST_INTEGER) -> int:
     """Return an integer from `minimum` to `maximum`. Booleans, floats and text are not accepted."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ConfigError(f"{name} must be an integer of at least {minimum}, got {describe(value)}.")
+        raise refusal(name, f"an integer of at least {minimum}", value)
     if value > maximum:
-        raise ConfigError(f"{name} must be an integer of at most {maximum}, got {describe(value):.100}.")
+        raise refusal(name, f"an integer of at most {maximum}", value)
     return int(value)
 
 
 def boolean(name: str, value: Any) -> bool:
     """Return True or False. Text and numbers are not accepted."""
     if not isinstance(value, bool | np.bool_):
-        raise ConfigError(f"{name} must be true or false, got {describe(value)}.")
+        raise refusal(name, "true or false", value)
     return bool(value)
 
 
@@ -46,7 +46,7 @@ def finite(name: str, value: Any) -> float:
     except OverflowError:  # an integer above the largest float
         converted = math.inf
     if not math.isfinite(converted):
-        raise ConfigError(f"{name} must be a finite number, got {describe(value):.100}.")
+        raise refusal(name, "a finite number", value)
     return converted
 
 
@@ -54,7 +54,7 @@ def positive(name: str, value: Any) -> float:
     """Return a finite number above 0."""
     number = finite(name, value)
     if number <= 0:
-        raise ConfigError(f"{name} must be greater than 0, got {describe(value)}.")
+        raise refusal(name, "greater than 0", value)
     return number
 
 
@@ -64,6 +64,13 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
         hint = nearest(str(value), [each for each in known if each is not None])
         raise ConfigError(f"{name} must be one of {list(known)}, got {value!r}.{hint}")
     return value
+
+
+def refusal(name: str, expected: str, value: Any) -> ConfigError:
+    """Return the error of a value that is not what is expected; settings of several types join what each expects."""
+    error = ConfigError(f"{name} must be {expected}, got {describe(value):.100}.")
+    error.expected = expected
+    return error
 
 
 def in_order(value: Any) -> list[Any] | None:

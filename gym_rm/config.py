@@ -377,15 +377,13 @@ def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
     """Return one text for a setting that is none of what it can be."""
     expected, choices = [], []
     for problem in problems:
-        reason = str(problem.get("ctx", {}).get("error", ""))
+        error = problem.get("ctx", {}).get("error", "")
         if problem["type"] in ("literal_error", "enum"):
             expected.append(problem["ctx"]["expected"])
             choices += re.findall("'([^']*)'", problem["ctx"]["expected"])
-        elif said := re.search(r" must be (.+?), got ", reason):
-            expected.append(said[1])
         else:
-            known = EXPECTED.get(problem["type"])
-            expected.append(known or reason or problem["msg"].lower().removeprefix("input should be "))
+            known = getattr(error, "expected", None) or EXPECTED.get(problem["type"])
+            expected.append(known or str(error) or problem["msg"].lower().removeprefix("input should be "))
     value = problems[0]["input"]
     hint = nearest(value, choices) if isinstance(value, str) else ""
     joint = ", or " if any(" or " in words for words in expected) else " or "

@@ -16,7 +16,13 @@ class GymRMError(Exception):
 
 
 class ConfigError(GymRMError, ValueError):
-    """Invalid setting. The message has the expected value, the given value, and what to do."""
+    """Invalid setting. The message has the expected value, the given value, and what to do.
+
+    Attributes:
+        expected: what the value must be, such as `"a finite number"`; None if the message alone says it.
+    """
+
+    expected: str | None = None
 
 
 class MissingExtraError(ConfigError, ImportError):

@@ -194,6 +194,8 @@ class Workload:
         render_seconds: time for chat templates and tokenisation.
         plan_seconds: time to build trees or padded batches.
         run_seconds: time of the forward passes, including copies to and from the device.
+        num_retries: number of batches that ran again what had failed before, for example because a replica died.
+        peak_memory_bytes: largest memory of tensors on a GPU so far in the process that ran a batch; 0 on a CPU.
     """
 
     num_tokens: int = 0
@@ -204,8 +206,11 @@ class Workload:
     render_seconds: float = 0.0
     plan_seconds: float = 0.0
     run_seconds: float = 0.0
+    num_retries: int = 0
+    peak_memory_bytes: int = 0
 
     def __add__(self, other: Workload) -> Workload:
-        """Return the sum of two costs."""
+        """Return the sum of two costs, and the larger of their peaks."""
         names = [each.name for each in fields(self)]
-        return Workload(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        total = Workload(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return replace(total, peak_memory_bytes=max(self.peak_memory_bytes, other.peak_memory_bytes))

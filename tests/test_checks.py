@@ -10,7 +10,7 @@ import torch
 
 from gym_rm.checks import in_order, load_object
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import load_scorer
+from gym_rm.scorers.load import load_scorer
 
 datasets, pandas, pyarrow = map(pytest.importorskip, ("datasets", "pandas", "pyarrow"))
 SOURCE = "def brevity(conversation):\n    return -len(conversation[-1]['content'])\n\ndef politeness(row): ...\n"

@@ -21,9 +21,9 @@ from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
 from gym_rm.envs.simulated_user import SimulatedUserOptions
 from gym_rm.generation.chat import LocalChatOptions
-from gym_rm.scorer import SCORER_KINDS
 from gym_rm.scorers.judge.options import JudgeOptions
 from gym_rm.scorers.judge.styles import style_names
+from gym_rm.scorers.load import SCORER_KINDS
 from tests import chain_models, tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 from tests.snippets import python_blocks, run_blocks

@@ -25,6 +25,7 @@ FLOORS = {
     "data": 1,
     "planning": 1,
     "http_client": 1,
+    "engine/debugging": 1,
     "engine/pages": 1,
     "engine/token_tree": 1,
     "engine/batch_planning": 1,

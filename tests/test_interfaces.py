@@ -16,7 +16,7 @@ from typer.main import get_command
 import gym_rm
 from gym_rm import testing
 from gym_rm.cli.main import app
-from gym_rm.scorer import SCORER_KINDS
+from gym_rm.scorers.load import SCORER_KINDS
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "tests" / "interfaces.txt"

@@ -15,8 +15,9 @@ import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS
-from gym_rm.scorer import SCORER_KINDS, acquire_scorer, load_scorer, release_scorer, try_score
+from gym_rm.scorer import try_score
 from gym_rm.scorers.function import FunctionScorer
+from gym_rm.scorers.load import SCORER_KINDS, acquire_scorer, load_scorer, release_scorer
 from gym_rm.scorers.weighted import WeightedScorer
 from tests import tiny_models
 

@@ -24,7 +24,8 @@ from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.envs.settings import EnvSettings, planned
 from gym_rm.envs.tools.toolbox import Reply, Toolbox
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.scorer import acquire_scorer, is_relative
+from gym_rm.scorer import is_relative
+from gym_rm.scorers.load import acquire_scorer
 from gym_rm.scores import Score
 from gym_rm.server import native
 from gym_rm.server.app import Route, guarded_app

@@ -17,7 +17,8 @@ from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.engine.text.messages import plain_message
 from gym_rm.errors import ConfigError, logger
-from gym_rm.scorer import SCORER_KINDS, Scorer, acquire_scorer, release_scorer, try_score
+from gym_rm.scorer import Scorer, try_score
+from gym_rm.scorers.load import SCORER_KINDS, acquire_scorer, release_scorer
 from gym_rm.types import Conversation, Prompt
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from gym_rm.data.policy_texts import without_end_tokens
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import ScorerLike, load_scorer, try_score
+from gym_rm.scorer import ScorerLike, try_score
+from gym_rm.scorers.load import load_scorer
 from gym_rm.types import Conversation
 
 torch = require("torch", install="gym-rm[torchrl]")

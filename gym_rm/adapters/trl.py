@@ -26,7 +26,8 @@ from gym_rm.envs.infos import Infos
 from gym_rm.envs.state import Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
-from gym_rm.scorer import ScorerLike, load_scorer, try_score
+from gym_rm.scorer import ScorerLike, try_score
+from gym_rm.scorers.load import load_scorer
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 

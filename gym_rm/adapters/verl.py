@@ -19,8 +19,8 @@ from gym_rm.data.messages import join_reply
 from gym_rm.data.policy_texts import decode_reply
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.data.rows import without_filled
-from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.errors import ConfigError
+from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.types import Conversation, Prompt
 
 Result = dict[str, Any]

@@ -8,8 +8,9 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 import typer
 
 import gym_rm
@@ -27,22 +28,34 @@ LARGEST_DIFFERENCE = 1e-4
 REPORT = "install gym-rm again; if that does not help, report it with this output"
 
 
-def doctor() -> None:
+def doctor(
+    replay: Annotated[
+        Path | None, typer.Option(help="Run a batch again that GYM_RM_SAVE_FAILED saved, and nothing else.")
+    ] = None,
+) -> None:
     """Show what is installed and what works on this machine, and what to do about the rest.
 
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
+    if replay is not None:
+        raise typer.Exit(not _tell("replay", _replay(replay)))
+    parts = (_versions, _extras, _devices, _sandbox, _contents, _debugging, _self_test)
+    worked = [_tell(part.__name__.strip("_").replace("_", " "), part(), REPORT) for part in parts]
+    raise typer.Exit(not all(worked))
+
+
+def _tell(title: str, findings: Findings, *advice: str) -> bool:
+    """Print findings, with advice under each problem; return whether there is no problem."""
+    typer.echo(f"\n{title}")
     marks = []
-    for part in (_versions, _extras, _devices, _sandbox, _contents, _self_test):
-        typer.echo(f"\n{part.__name__.strip('_').replace('_', ' ')}")
-        try:
-            for mark, *texts in part():
-                marks.append(mark)
-                typer.echo(f"  {mark:<9}" + "\n           -> ".join(texts + [REPORT] * (mark == PROBLEM)))
-        except Exception as error:  # what is broken must not hide what else there is to see
-            marks.append(PROBLEM)
-            typer.echo(f"  {PROBLEM:<9}{brief(error)}\n           -> {REPORT}")
-    raise typer.Exit(PROBLEM in marks)
+    try:
+        for mark, *texts in findings:
+            marks.append(mark)
+            typer.echo(f"  {mark:<9}" + "\n           -> ".join([*texts, *advice] if mark == PROBLEM else texts))
+    except Exception as error:  # what is broken must not hide what else there is to see
+        marks.append(PROBLEM)
+        typer.echo(f"  {PROBLEM:<9}" + "\n           -> ".join([brief(error), *advice]))
+    return PROBLEM not in marks
 
 
 def _needed(extra: str) -> Iterator[tuple[str, str, bool]]:
@@ -116,6 +129,42 @@ def _contents() -> Findings:
     for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
         lines.append(f"{len([*shipped_folder(name).glob(pattern)])} files in {name}")
     yield OK, ", ".join(lines)
+
+
+def _debugging() -> Findings:
+    from gym_rm.engine.debugging import Switches, failed_folder, read_switches
+
+    switches, folder = read_switches(), failed_folder()
+    if switches != Switches():
+        yield WARNING, f"GYM_RM_DEBUG is set: {switches}", "unset it to score as usual"
+    if folder is None:
+        yield OK, "failed batches are not saved; set GYM_RM_SAVE_FAILED to a folder to save them"
+    else:
+        files = sorted(folder.glob("batch-*.safetensors"))
+        advice = [f"to run the last one again: gym-rm doctor --replay {files[-1]}"] if files else []
+        yield WARNING if files else OK, f"{len(files)} failed batches are saved in {folder}", *advice
+
+
+def _replay(file: Path) -> Findings:
+    from gym_rm.engine.executors.failed_batches import read_failed, spec_of
+    from gym_rm.engine.executors.local import LocalExecutor
+
+    failed = read_failed(file)
+    before = failed.about["info"]
+    yield OK, f"{failed.about['type']} of {failed.batch.num_tokens} tokens, saved for: {failed.about['reason']}"
+    executor = LocalExecutor()
+    info = executor.load(spec_of(failed))
+    for name in ("sampled_revision", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
+        if (now := getattr(info, name)) != before[name]:
+            yield WARNING, f"{name} was {before[name]!r}, and is {now!r} here"
+    (result,) = executor.run([failed.batch])
+    if result.values is None:
+        yield PROBLEM, f"it fails again: {result.error}"
+    elif bad := int((~np.isfinite(result.values)).sum()):
+        yield PROBLEM, f"{bad} of {result.values.size} values are not finite again"
+    else:
+        low, high = result.values.min(), result.values.max()
+        yield OK, f"{result.values.size} values, all finite, from {low:.4g} to {high:.4g}"
 
 
 def _self_test() -> Findings:

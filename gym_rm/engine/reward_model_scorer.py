@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -17,12 +18,14 @@ from transformers import PreTrainedModel
 
 from gym_rm.checks import integer
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
+from gym_rm.engine.debugging import call_id, stage
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
+from gym_rm.engine.executors.model_info import revision_of_sources
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
-from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
+from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
@@ -155,7 +158,9 @@ class RewardModelScorer:
             parallel.fsdp_size,
         )
         self.executor: Executor = choose_executor(executor, parallel, spec)
-        self.info = self.executor.load(spec)
+        with ThreadPoolExecutor(1) as beside:  # reading large files takes as long as loading them
+            revision = beside.submit(revision_of_sources, spec)
+            self.info = self.executor.load(spec)
         if text.max_length is None:
             self.renderer.max_length = self.info.max_positions
         self.layout: Layout = self.info.layout
@@ -164,7 +169,7 @@ class RewardModelScorer:
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
-            revision=self.info.revision,
+            revision=revision.result(),
             template_hash=self.renderer.template_hash,
             dtype=self.info.dtype,
             device=self.info.device,
@@ -230,7 +235,7 @@ class RewardModelScorer:
         judged, prompts, complete = self._judged.read(conversations, prompts)
         tools = tools_of(prompts, len(judged))
 
-        with self._lock:
+        with self._lock, call_id("score"):
             call, seconds = self._plan(lambda: self.renderer.encode_turns(judged, tools, turns=turns))
             result = self._scheduler.run(list(call.tokens.values()), self.executor)
             return complete(self._collect(call, result, seconds, all_turns=turns == "all")).raise_for_errors()
@@ -256,7 +261,7 @@ class RewardModelScorer:
                 "to score()."
             )
         encode = self.renderer.encode_text
-        with self._lock:
+        with self._lock, call_id("score"):
             call, seconds = self._plan(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)]))
             result = self._scheduler.run(list(call.tokens.values()), self.executor)
             return self._collect(call, result, seconds).raise_for_errors()
@@ -303,7 +308,8 @@ class RewardModelScorer:
     def _plan(self, render: Callable[[], list[RenderedRow]]) -> tuple[ScoreCall, float]:
         """Render conversations or texts; return the call and its seconds so far."""
         start = time.perf_counter()
-        call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
+        with stage("render"):
+            call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
         return call, time.perf_counter() - start
 
     def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
@@ -334,11 +340,8 @@ def load_reward_model(
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.
     """
-    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
-    of_scorer = {name: value for name, value in options.items() if name not in loading}
-    (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
-    checkpoint = open_checkpoint(load)
-    return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
+    load, others = split_options({"path": path, "kind": kind, **options})
+    return RewardModelScorer.of_checkpoint(open_checkpoint(load), executor=executor, **others)
 
 
 def _each(items: Iterable[Item], render: Callable[[Item], list[Rendered]]) -> list[RenderedRow]:

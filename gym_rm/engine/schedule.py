@@ -1,14 +1,14 @@
 """Plan batches under a token budget, run them, and assign failures to sequences. Does not import torch.
 
 A sequence longer than the automatic budget runs in a larger batch. After a batch runs out of memory, its sequences are
-planned again with half the budget. After a batch fails for another reason, each of its sequences runs alone. So do
-sequences whose values are not finite, because a NaN can come from another sequence of the batch. Only a sequence that
-fails alone gets an error.
+planned again with half the budget. After a batch fails for another reason (also because its replica died), each of its
+sequences runs alone. So do sequences whose values are not finite, because a NaN can come from another sequence of the
+batch. Only a sequence that fails again gets an error.
 """
 
 from __future__ import annotations
 
-import heapq
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gym_rm.engine.batch_planning import plan_layout
+from gym_rm.engine.debugging import current_call, stage
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence
 from gym_rm.errors import RowError, logger, warn_once
@@ -24,8 +25,6 @@ from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
 
 Budget: TypeAlias = int | Literal["auto"]
-
-BATCH_TOKENS = 32  # cost of a batch besides its tokens, as a number of tokens, when batches are cut for replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,14 @@ class Attempt:
     Attributes:
         rows: indices of the sequences.
         budget: token budget of their batches.
-        alone: whether each sequence gets a batch of its own, as a last attempt.
+        alone: whether each sequence gets a batch of its own.
+        again: whether the sequences have run before; one that fails alone then gets an error.
     """
 
     rows: list[int]
     budget: int
     alone: bool = False
+    again: bool = False
 
 
 @dataclass(slots=True)
@@ -50,11 +51,13 @@ class RunResult:
     Attributes:
         values: float32 `[sum R, K]`, values of the first sequence, then of the second, and so on; NaN if it failed.
         failures: error of each failed sequence, by its index.
+        saved: file with the batch of a sequence whose values are not finite, if it was saved, by its index.
         workload: cost of the run.
     """
 
     values: FloatArray
     failures: dict[int, str] = field(default_factory=dict)
+    saved: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
 
 
@@ -87,20 +90,25 @@ class Scheduler:
             attempt = pending.pop()
             rows = attempt.rows
             started = time.perf_counter()
-            plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
+            with stage("plan"):
+                plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
             outcomes = executor.run(plan.batches)
             for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
+                log = "%s: batch %d of %d unique tokens and %d with padding on replica %d%s"
+                sizes = b, batch.num_tokens, batch.input_ids.size, outcome.replica
+                logger.debug(log, current_call(), *sizes, ", again" if attempt.again else "")
                 shape = batch.num_reads, self._info.num_values
                 if outcome.values is not None and outcome.values.shape != shape:  # as of a replaced head
                     reason = f"the model must return values of the shape {shape}, got {outcome.values.shape}"
                     outcomes[b] = BatchResult(error=reason)
-            result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
+            result.workload += _cost(plan.batches, outcomes, attempt, planned - started, time.perf_counter() - planned)
             too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
             if broken:
                 reason = next((outcome.error for outcome in outcomes if outcome.error), "values that are not finite")
                 logger.warning("%d of %d sequences failed (%s); running each alone", len(broken), len(rows), reason)
-                pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
+                longest = max(len(sequences[m].input_ids) for m in broken)
+                pending.append(Attempt(broken, longest, alone=True, again=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
         if self.budget < before and len(result.failures) == len(sequences):
             self.budget = before  # less memory would not have helped
@@ -124,7 +132,7 @@ class Scheduler:
                     "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
                     "too_long",
                 )
-            elif self._info.longest_shared is not None and length > self._info.longest_shared:
+            elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
                 apart.append(m)
             else:
                 (short if length <= self.budget else long).append(m)
@@ -143,31 +151,23 @@ class Scheduler:
             smaller = budget // 2
             self.budget = max(1, smaller)
         short = [m for m in rows if len(sequences[m].input_ids) <= smaller]
-        alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if len(sequences[m].input_ids) > smaller]
-        return [*alone, Attempt(short, smaller)] if short else alone
+        long = [m for m in rows if len(sequences[m].input_ids) > smaller]
+        alone = [Attempt([m], len(sequences[m].input_ids), again=True) for m in long]
+        return [*alone, Attempt(short, smaller, again=True)] if short else alone
 
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
-        """Return the batches; for several replicas, those that they finish earliest."""
-
-        def plan_within(budget: int) -> BatchPlan:
-            width = self._info.max_width
-            return plan_layout(self.layout, sequences, max_num_batched_tokens=budget, max_width=width, alone=alone)
-
-        plan = plan_within(budget)
+        """Return the batches; for several replicas, at least one of equal size for each."""
+        plan = functools.partial(plan_layout, self.layout, sequences, max_width=self._info.max_width, alone=alone)
+        whole = plan(max_num_batched_tokens=budget)
         replicas = self._info.num_replicas
         if replicas == 1 or alone or self.layout == "one_by_one":
-            return plan
-        longest = max((len(sequence.input_ids) for sequence in sequences), default=0)
-        total = sum(batch.input_ids.size + BATCH_TOKENS for batch in plan.batches)
+            return whole
+        total = sum(batch.input_ids.size for batch in whole.batches)
         rounds = -(-total // (replicas * budget))
-        # Equal shares; finer ones, which balance better; and shares of a long prefix that every batch must repeat.
-        budgets = {-(-total // (replicas * rounds * pieces)) for pieces in (1, 2, 4)}
-        budgets |= {longest - (longest - total) // (replicas * rounds)}
-        for smaller in sorted({min(budget, max(each, longest)) for each in budgets} - {budget}, reverse=True):
-            other = plan_within(smaller)
-            if _finish(other.batches, replicas) < _finish(plan.batches, replicas):
-                plan = other
-        return plan
+        longest = max((len(sequence.input_ids) for sequence in sequences), default=0)
+        # Every batch may have to repeat a long prefix.
+        share = longest - (longest - total) // (replicas * rounds) if rounds else budget
+        return plan(max_num_batched_tokens=share) if share < budget else whole
 
 
 def _collect(
@@ -190,11 +190,13 @@ def _collect(
         outcome = outcomes[b]
         if outcome.values is not None:
             values = result.values[starts[m] : starts[m + 1]] = outcome.values[index - offsets[b]]
-            if sizes[b] > 1 and not attempt.alone and not np.isfinite(values).all():
+            if sizes[b] > 1 and not np.isfinite(values).all():
                 broken.append(m)
+            elif outcome.saved is not None:
+                result.saved[m] = outcome.saved
         elif outcome.out_of_memory and sizes[b] > 1:
             too_large.append(m)
-        elif outcome.out_of_memory or attempt.alone:
+        elif outcome.out_of_memory or (attempt.alone and attempt.again):
             kind = "out_of_memory" if outcome.out_of_memory else "failed"
             result.failures[m] = RowError(f"its batch failed: {outcome.error}", kind)
         else:
@@ -202,16 +204,12 @@ def _collect(
     return too_large, broken
 
 
-def _finish(batches: Sequence[Batch], replicas: int) -> int:
-    """Return when the last replica is done, in tokens, if each always takes the largest batch that is left."""
-    ends = [0] * replicas
-    for size in sorted((batch.input_ids.size + BATCH_TOKENS for batch in batches), reverse=True):
-        heapq.heapreplace(ends, ends[0] + size)
-    return max(ends)
-
-
 def _cost(
-    batches: Sequence[Batch], outcomes: Sequence[BatchResult], plan_seconds: float, run_seconds: float
+    batches: Sequence[Batch],
+    outcomes: Sequence[BatchResult],
+    attempt: Attempt,
+    plan_seconds: float,
+    run_seconds: float,
 ) -> Workload:
     done = [batch for batch, outcome in zip(batches, outcomes, strict=True) if outcome.error is None]
     return Workload(
@@ -219,6 +217,8 @@ def _cost(
         padded_tokens=sum(batch.input_ids.size - batch.num_tokens for batch in done),
         reused_tokens=sum(outcome.reused_tokens for outcome in outcomes),
         num_batches=len(done),
+        num_retries=len(batches) if attempt.again else 0,
         plan_seconds=plan_seconds,
         run_seconds=run_seconds,
+        peak_memory_bytes=max((outcome.peak_memory_bytes for outcome in outcomes), default=0),
     )

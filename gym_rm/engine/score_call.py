@@ -88,7 +88,11 @@ class ScoreCall:
             if k in result.failures:
                 self.scored[m] = _failed(result.failures[k], self.kind)
             elif not np.isfinite(values).all():  # a reduction can hide them: the sigmoid of infinity is 1
-                self.scored[m] = _failed(f"the reward model returned {values[~np.isfinite(values)][0]}", self.kind)
+                reason = f"the reward model returned {values[~np.isfinite(values)][0]}"
+                saved = (
+                    f"; its batch is saved, see gym-rm doctor --replay {result.saved[k]}" if k in result.saved else ""
+                )
+                self.scored[m] = _failed(reason + saved, self.kind)
             elif not np.isfinite([reward, *reduction.components[k]]).all():
                 self.scored[m] = _failed(f"the reward is {reward}, from values that are too large", self.kind)
             else:

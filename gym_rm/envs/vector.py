@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import describe, in_order, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.debugging import call_id
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
@@ -30,9 +31,10 @@ from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
-from gym_rm.scorer import acquire_scorer, release_scorer, try_score
+from gym_rm.scorer import try_score
+from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, copy_nested
+from gym_rm.types import Message, Workload, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
@@ -163,7 +165,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
-        state, result = self.next_step(actions, rows=rows)
+        with call_id("step"):
+            state, result = self.next_step(actions, rows=rows)
         self.commit(state)
         return result
 
@@ -187,6 +190,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             self._user.close()
         if vars(self).get("_toolbox") is not None:
             self._toolbox.close()  # type: ignore[union-attr]
+
+    @property
+    def workload(self) -> Workload | None:
+        """Cost of the last score call (tokens, batches, retries, seconds); None if the scorer does not measure it.
+
+        It is not in `infos`, because equal steps must have equal infos.
+        """
+        return self.state.scores.scores.workload
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]

@@ -15,7 +15,7 @@ from gym_rm.envs.settings import EnvSettings, divide_known
 from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import SCORER_KINDS
+from gym_rm.scorers.load import SCORER_KINDS
 
 NAMES = {"math": "Math-v0", "code": "Code-v0", "weighted": "Mixed-v0"}
 PROMPTS = {"code": "embedded:code"}

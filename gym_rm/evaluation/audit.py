@@ -141,7 +141,7 @@ def run_audit(
 
     Example:
         >>> from gym_rm.evaluation.audit_rows import load_audit_rows
-        >>> from gym_rm.scorer import load_scorer
+        >>> from gym_rm import load_scorer
         >>> scorer = load_scorer(lambda conversations: [len(c[-1]["content"]) for c in conversations])
         >>> run_audit(scorer, load_audit_rows(limit=16)).level
         2

@@ -15,7 +15,8 @@ from gym_rm.lora_settings import LoRASettings
 from gym_rm.plan_file import PlanFile, planned_model, planned_scorer, read_plan_file
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.trained_policy import EMBEDDED
-from gym_rm.scorer import Scorer, load_scorer
+from gym_rm.scorer import Scorer
+from gym_rm.scorers.load import load_scorer
 from gym_rm.types import Prompt
 
 

@@ -16,16 +16,8 @@ import numpy as np
 
 from gym_rm.checks import describe, finite, one_of
 from gym_rm.errors import ConfigError, RowError, brief, logger
-from gym_rm.scorer import (
-    NeverCopied,
-    Scorer,
-    ScorerLike,
-    acquire_scorer,
-    check_conversations,
-    is_relative,
-    release_scorer,
-    try_score,
-)
+from gym_rm.scorer import NeverCopied, Scorer, ScorerLike, check_conversations, is_relative, try_score
+from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 

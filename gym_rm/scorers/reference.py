@@ -10,7 +10,8 @@ from typing import Any
 from gym_rm.engine.reward_model_scorer import load_reward_model
 from gym_rm.engine.text.messages import joined, reply_text
 from gym_rm.errors import ConversationError, RowError
-from gym_rm.scorer import NeverCopied, Scorer, check_conversations, load_scorer, try_score
+from gym_rm.scorer import NeverCopied, Scorer, check_conversations, try_score
+from gym_rm.scorers.load import load_scorer
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from starlette.requests import Request
 
-from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.errors import GymRMError, brief, logger
 from gym_rm.scorer import Scorer, try_score
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.server.metrics import Metrics
 from gym_rm.server.mixed_scorer import MixedScorer, RenderedText, ScorerInput

@@ -55,7 +55,7 @@ def loads(monkeypatch):
             folders.append(reward_model)
         return load_scorer(reward_model, **options)
 
-    monkeypatch.setattr("gym_rm.scorer.load_scorer", load)
+    monkeypatch.setattr("gym_rm.scorers.load.load_scorer", load)
     return folders
 
 

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from gym_rm import Scores, ScoringError
-from gym_rm.engine.batching import MicroBatchingScorer
+from gym_rm.scorers.batching import MicroBatchingScorer
 
 
 class RecordingScorer:

@@ -204,6 +204,7 @@ PATCHES = {
     "torch.cuda.empty_cache": lambda: None,
     "torch.cuda.synchronize": lambda device=None: None,
     "torch.cuda.memory_reserved": lambda device=None: GIB,
+    "torch.cuda.max_memory_allocated": lambda device=None: GIB,
     "torch.backends.cuda.preferred_blas_library": lambda backend=None: None,
     "torch.cuda.device": lambda device: contextlib.nullcontext(),
     "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,

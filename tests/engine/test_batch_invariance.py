@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import gym_rm
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.batch_planning import WIDTH_STEP
-from gym_rm.engine.executors import local
+from gym_rm.engine.executors import loaded_model
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
@@ -117,7 +117,7 @@ def test_texts_longer_than_the_original_context_do_not_change_short_ones(saved_m
     architecture, config, _ = VARIANTS["longrope frequencies"]
     scorer = gym_rm.load_scorer(saved_model(architecture, **config), max_length=4096)
     lengths = [len(each.input_ids) for each in scorer.renderer.encode(some)]
-    assert min(lengths) < scorer.info.longest_shared == 128 < max(lengths)
+    assert min(lengths) < scorer.info.max_batchable_length == 128 < max(lengths)
     assert bit_equal(scorer)
     assert_scores_do_not_depend_on_the_batch(scorer, some)
 
@@ -229,7 +229,7 @@ def test_scores_do_not_depend_on_what_is_in_the_prefix_cache(tokens, architectur
 @pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "mixtral", "bert", "gpt2", "bloom"], "qwen3"))
 @pytest.mark.parametrize("rows", [GemmRows(64), GemmRows(64, in_chunks=True), GemmRows(512)], ids=str)
 def test_scores_do_not_depend_on_the_batch_with_other_rows(architecture, rows, saved_model, some, monkeypatch):
-    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [rows])
+    monkeypatch.setattr(loaded_model, "rows_to_try", lambda backbones: [rows])
     scorer = gym_rm.load_scorer(saved_model(architecture))
     assert scorer.provenance.rows == str(rows)
     assert bit_equal(scorer)

@@ -17,7 +17,7 @@ from gym_rm.engine.backbones.low_precision import Float8Linear, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import make_reward_model
 from gym_rm.engine.batch_planning import plan_padded, plan_trees
-from gym_rm.engine.executors import local
+from gym_rm.engine.executors import loaded_model
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
@@ -175,11 +175,9 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
         chosen = Forward(layout, fuse=layout == "tree" and candidate.can_fuse)
         plan = {"tree": plan_trees, "padded": plan_padded}[layout]
         run(plan(trial_sequences(candidate.config), max_num_batched_tokens=10**6), chosen)
-        return iter([chosen])
+        return chosen
 
-    monkeypatch.setattr(local, "agreeing_forwards", choose)
-    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, *_, **__: forward)
-    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [GemmRows()])
+    monkeypatch.setattr(loaded_model, "verify", choose)
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout))
     assert (info.device, info.dtype, info.layout) == (str(DEVICE), "bfloat16", layout)

@@ -85,14 +85,9 @@ def test_scores_follow_a_model_in_training(saved_model, real_conversations):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "options"),
-    [
-        ("qwen3", {}),
-        ("qwen3", {"tree": False}),
-        ("bert", {}),
-    ],
+    ("architecture", "options", "through_data"),
+    [("qwen3", {}, True), ("qwen3", {"tree": False}, False), ("bert", {}, True)],
 )
-@pytest.mark.parametrize("through_data", [False, True])
 def test_changed_weights_count_at_once(architecture, options, through_data, two_folders, real_conversations):
     old, new = two_folders(architecture)
     model, _, scorer = handed_over(old, **options)
@@ -109,18 +104,18 @@ def test_changed_weights_count_at_once(architecture, options, through_data, two_
 # --- update_weights
 
 LOADED = [
-    ("qwen3", {}),
-    ("qwen3", {"tree": False}),
-    ("qwen3", {"prefix_cache_tokens": 4000}),
-    ("qwen3", {"quantization": "int8"}),
-    ("bert", {}),
-    ("bert", {"quantization": "int8"}),
-    ("deepseek_v3", {}),  # its router has a bias that is a buffer
+    ("qwen3", {"tree": False}, "folder"),
+    ("qwen3", {"prefix_cache_tokens": 4000}, "state dict"),
+    ("qwen3", {"quantization": "int8"}, "folder"),
+    ("qwen3", {"quantization": "int8"}, "state dict"),
+    ("bert", {}, "state dict"),
+    ("bert", {"quantization": "int8"}, "folder"),
+    ("deepseek_v3", {}, "folder"),  # its router has a bias that is a buffer
+    ("deepseek_v3", {}, "state dict"),
 ]
 
 
-@pytest.mark.parametrize("by", ["folder", "state dict"])
-@pytest.mark.parametrize(("architecture", "options"), LOADED)
+@pytest.mark.parametrize(("architecture", "options", "by"), LOADED)
 def test_updated_weights_score_as_if_loaded_from_their_folder(
     architecture, options, by, two_folders, real_conversations
 ):
@@ -231,21 +226,24 @@ def refused_without_a_change(scorer, conversations, match=None):
     assert scorer.provenance == provenance
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+@pytest.fixture(scope="module", params=[{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def refusing(request, two_folders):
+    """A scorer that refuses weights, so that it is the same for all of them."""
+    return gym_rm.load_scorer(two_folders("qwen3")[0], **request.param)
+
+
 @pytest.mark.parametrize("wrong", WRONG)
-def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folders, real_conversations):
-    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **options)
+def test_weights_with_an_invalid_tensor_change_nothing(wrong, refusing, real_conversations):
     weights = model_of("qwen3", 1).state_dict()
     WRONG[wrong](weights)
-    with refused_without_a_change(scorer, real_conversations, "do not fit"):
-        scorer.update_weights(weights)
+    with refused_without_a_change(refusing, real_conversations, "do not fit"):
+        refusing.update_weights(weights)
 
 
 @pytest.mark.parametrize(
     "other", ["one layer less", "another configuration", "another architecture", "no checkpoint", "no folder"]
 )
-def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path, saved_model, real_conversations):
-    scorer = gym_rm.load_scorer(two_folders("qwen3")[0])
+def test_a_folder_that_does_not_fit_changes_nothing(other, refusing, tmp_path, saved_model, real_conversations):
     folder = {
         "one layer less": saved_model("qwen3", num_hidden_layers=1),
         "another configuration": saved_model("qwen3", rms_norm_eps=1e-3),
@@ -253,8 +251,8 @@ def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path
         "no checkpoint": tmp_path,
         "no folder": tmp_path / "nowhere",
     }[other]
-    with refused_without_a_change(scorer, real_conversations):
-        scorer.update_weights(folder)
+    with refused_without_a_change(refusing, real_conversations):
+        refusing.update_weights(folder)
 
 
 def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, real_conversations):
@@ -272,18 +270,6 @@ def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, re
 
 
 # --- sleep, close, copies
-
-
-def test_score_wakes_a_sleeping_scorer(saved_model, real_conversations):
-    scorer = gym_rm.load_scorer(saved_model("qwen3"))
-    before = scorer.score(real_conversations).rewards
-    scorer.sleep()
-    scorer.sleep()
-    assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
-    scorer.sleep()
-    scorer.wake()
-    scorer.wake()
-    assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
 
 
 def test_a_closed_scorer_raises(two_folders, real_conversations):

@@ -144,7 +144,7 @@ JSON_OPTIONS = {
 
 @pytest.fixture
 def recorder_kind(monkeypatch):
-    monkeypatch.setitem(gym_rm.scorer.SCORER_KINDS, "recorder", "tests.envs.environments:Recorder")
+    monkeypatch.setitem(gym_rm.scorers.load.SCORER_KINDS, "recorder", "tests.envs.environments:Recorder")
 
 
 @pytest.mark.usefixtures("recorder_kind")

@@ -58,7 +58,7 @@ class ClosingRecorder(Recorder):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_only_a_scorer_that_the_environment_made_is_closed(own, monkeypatch):
-    monkeypatch.setitem(gym_rm.scorer.SCORER_KINDS, "closing", f"{__name__}:ClosingRecorder")
+    monkeypatch.setitem(gym_rm.scorers.load.SCORER_KINDS, "closing", f"{__name__}:ClosingRecorder")
     ClosingRecorder.closed = 0
     make(2, reward_model={"kind": "closing"} if own else ClosingRecorder()).close()
     assert ClosingRecorder.closed == own

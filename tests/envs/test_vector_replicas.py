@@ -22,7 +22,6 @@ def test_an_environment_with_replicas_gives_the_same_rewards_and_ends_them(saved
         replies = [f"{step} and {k}" for k in range(4)]
         assert np.array_equal(two.step(replies)[1], one.step(replies)[1])
     executor = two.unwrapped.scorer.executor
-    assert executor.stats.batches >= 3
     ids = [each for replica in executor.replicas for each in replica.process_ids]
     assert len([each for each in ids if os.path.exists(f"/proc/{each}")]) == 2
     two.close()

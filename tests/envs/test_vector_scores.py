@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -123,3 +124,15 @@ def test_a_reply_is_its_characters_also_for_subclasses_of_str(reply):
     observations, *_ = envs.step([reply])
     assert recorder.calls[0][0][-1]["content"] == observations[0][-2]["content"] == "yes"
     assert type(observations[0][-2]["content"]) is str
+
+
+def test_the_cost_of_a_step_is_known_and_its_batches_have_its_name_in_the_log(caplog):
+    env = gym.make_vec("RewardModel-v0", num_envs=2, prompts=["1+1?"])
+    env.reset(seed=0)
+    assert env.unwrapped.workload is None
+    with caplog.at_level("DEBUG", logger="gym_rm"):
+        env.step(["2", "3"])
+    assert env.unwrapped.workload.num_batches == 1
+    assert env.unwrapped.workload.unique_tokens < env.unwrapped.workload.num_tokens, "both rows share the prompt"
+    assert any(re.match(r"step-\d+/score-\d+: batch 0", record.getMessage()) for record in caplog.records)
+    env.close()

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import chain_models
 import pytest
@@ -9,8 +10,9 @@ import tiny_models
 from generation.chat_servers import user
 
 from gym_rm import ConfigError
-from gym_rm.generation.chat import ChatModel, load_chat_model
+from gym_rm.generation.chat import load_chat_model
 from gym_rm.generation.local_chat import LocalChatModel
+from gym_rm.testing import check_chat_model
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +30,40 @@ def test_a_template_can_open_the_reasoning(tmp_path):
     assert (reply.text, reply.finished) == ("", False)
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_the_batch(random_writer):
-    model = LocalChatModel(random_writer, temperature=1.0, max_num_seqs=7)
-    assert isinstance(model, ChatModel)
-    conversations = [user(str(k) * (k + 1)) for k in range(30)]
-    replies = model.reply(conversations, seeds=range(30))
+def test_the_contract_of_chat_models(random_writer):
+    check_chat_model(LocalChatModel(random_writer, temperature=1.0, max_num_seqs=2))
+
+
+def test_replies_depend_on_their_seeds(random_writer):
+    replies = LocalChatModel(random_writer, temperature=1.0, max_num_seqs=7).reply([user("?")] * 30, seeds=range(30))
     assert len({reply.text for reply in replies}) > 5
-    backwards = model.reply(conversations[::-1], seeds=range(30)[::-1])
-    assert [reply.text for reply in backwards[::-1]] == [reply.text for reply in replies]
     assert all(reply.finished for reply in replies)
+
+
+class Wrong(LocalChatModel):
+    """Breaks one promise: a function changes its replies."""
+
+    change = staticmethod(lambda replies: replies)
+
+    def reply(self, conversations, **options):
+        return self.change(super().reply(conversations, **options))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda replies: replies[1:], "2 replies to 3 conversations"),
+        (lambda replies: [each.text for each in replies], "expected ChatReply"),
+        (lambda replies: [replace(each, text=f"{time.perf_counter()}") for each in replies], "equal seeds"),
+        (lambda replies: [replace(each, text=str(k)) for k, each in enumerate(replies)], "order of the rows"),
+        (lambda replies: [replace(each, error=None) for each in replies], "must have an error"),
+    ],
+)
+def test_a_broken_chat_model_is_noticed(change, message, random_writer):
+    model = Wrong(random_writer)
+    model.change = change
+    with pytest.raises(AssertionError, match=message):
+        check_chat_model(model)
 
 
 def test_a_reply_that_reaches_its_limit_is_unfinished(tmp_path):
@@ -63,10 +90,9 @@ def test_a_system_message_is_joined_where_the_template_has_none(tmp_path):
 
 def test_a_busy_model_does_not_make_a_call_late(random_writer):
     model = LocalChatModel(random_writer)
-    with ThreadPoolExecutor(1) as other, model._lock:
-        started = time.monotonic()
-        (reply,) = other.submit(model.reply, [user("?")], seeds=[0], deadline=started + 0.2).result()
-        assert time.monotonic() - started < 1
+    with ThreadPoolExecutor(1) as other, model._lock:  # which is not released before there is a result
+        call = other.submit(model.reply, [user("?")], seeds=[0], deadline=time.monotonic() + 0.05)
+        (reply,) = call.result(timeout=60)
     assert "time" in reply.error
 
 

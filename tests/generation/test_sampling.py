@@ -3,6 +3,7 @@
 import copy
 import importlib.resources
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.generation.decoding import LeanDecoder
 from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers
+from gym_rm.testing import check_sampler
 
 
 @pytest.fixture(scope="module")
@@ -112,19 +114,42 @@ def test_other_architectures_run_their_own_forward(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
-def test_a_completion_depends_on_its_prompt_and_seed_only(architecture):
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 2}, {"copy_to": torch.device("cpu")}])
+def test_the_contract_of_samplers(architecture, options):
     model, tokenizer = policy(architecture)
-    first, second, third = prompts(tokenizer, (5, 12, 12))
-    rows, seeds = [first, second, second, third, first, second], [3, 1, 4, 1, 5, 9]
-    whole = LocalSampler(model, tokenizer, max_new_tokens=12).sample(rows, seeds=seeds)
-    parts = LocalSampler(model, tokenizer, max_new_tokens=12, max_num_seqs=2).sample(rows, seeds=seeds)
-    order = [4, 2, 0, 5, 1, 3]
-    turned = LocalSampler(model, tokenizer, max_new_tokens=12).sample(
-        [rows[row] for row in order], seeds=[seeds[row] for row in order]
-    )
-    assert same(whole, parts)
-    assert same([whole[row] for row in order], turned)
-    assert not same(whole[1:2], whole[2:3])
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=12, **options)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    check_sampler(sampler, prompts(tokenizer, (5, 12, 12)), max_new_tokens=12, end_tokens=sampler.ends, weights=weights)
+
+
+class Wrong(LocalSampler):
+    """Breaks one promise: a function changes its completions."""
+
+    change = staticmethod(lambda completions: completions)
+
+    def sample(self, rows, *, seeds):
+        return self.change(super().sample(rows, seeds=seeds))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[1:], "3 completions of 4 prompts"),
+        (lambda rows: [replace(each, log_probs=each.log_probs[1:]) for each in rows], "log_probs and"),
+        (lambda rows: [replace(each, log_probs=-each.log_probs) for each in rows], "above 0"),
+        (lambda rows: [replace(each, finished=not each.finished) for each in rows], "has finished="),
+        (
+            lambda rows: [replace(each, token_ids=each.token_ids + k) for k, each in enumerate(rows)],
+            "other rows|end token",
+        ),
+    ],
+)
+def test_a_broken_sampler_is_noticed(change, message):
+    model, tokenizer = policy("qwen3")
+    sampler = Wrong(model, tokenizer, max_new_tokens=6)
+    sampler.change = change
+    with pytest.raises(AssertionError, match=message):
+        check_sampler(sampler, prompts(tokenizer, (5, 12)), max_new_tokens=6, end_tokens=sampler.ends)
 
 
 def test_equal_prompts_are_computed_once(monkeypatch):

@@ -20,7 +20,7 @@ from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.runs import read_run
-from gym_rm.scorer import load_scorer
+from gym_rm.scorers.load import load_scorer
 from gym_rm.types import Prompt
 from tests import chain_models, tiny_models
 from tests.chain_models import END

@@ -226,17 +226,17 @@ def test_combined_scorers_pass_check_scorer():
     ("kind", "settings"), [("weighted", {"weights": {"wrong": 1.0}}), ("ensemble", {"reduction": "maximum"})], ids=str
 )
 def test_invalid_settings_load_no_model(saved_model, kind, settings):
-    before = dict(gym_rm.scorer._shared)
+    before = dict(gym_rm.scorers.load._shared)
     with pytest.raises(ConfigError):
         gym_rm.load_scorer({"kind": kind, "scorers": {"model": saved_model(), "length": length}, **settings})
-    assert gym_rm.scorer._shared == before
+    assert gym_rm.scorers.load._shared == before
 
 
 def test_a_scorer_that_cannot_be_loaded_releases_the_others(saved_model):
-    before = dict(gym_rm.scorer._shared)
+    before = dict(gym_rm.scorers.load._shared)
     with pytest.raises(ConfigError):
         gym_rm.load_scorer({"kind": "weighted", "scorers": {"model": saved_model(), "other": 3}})
-    assert gym_rm.scorer._shared == before
+    assert gym_rm.scorers.load._shared == before
 
 
 def test_clear_cache_reaches_every_scorer_that_has_one():

@@ -18,6 +18,7 @@ from gym_rm.engine.backbones.decoder import DecoderBackbone, plain_inputs, requi
 from gym_rm.engine.backbones.devices import device_of, to_device
 from gym_rm.engine.backbones.heads import AppliedModule, OutputLayer, infinities_as_nan
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.debugging import stage
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 from gym_rm.errors import ConfigError, warn_once
@@ -74,7 +75,9 @@ class HeadedDecoder(RewardModel):
                 f"the hooks and the replaced forward of {type(model).__name__} do not run, because scoring runs its "
                 "backbone and its head; change these modules."
             )
-        return self._head(self._backbone.hidden_states(batch))
+        hidden = self._backbone.hidden_states(batch)
+        with stage("head"):
+            return self._head(hidden)
 
     def trial_values(self, batch: Batch) -> Tensor:
         """Return the hidden states."""

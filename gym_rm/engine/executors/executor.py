@@ -75,9 +75,10 @@ class ModelInfo:
         max_positions: maximum length of a sequence; None if the configuration has no limit.
         num_embeddings: number of token ids that have an embedding; None if the model has no embedding table.
         num_positions: number of positions in the model's tables; None if it computes them and has no hard limit.
-        longest_shared: maximum length of sequences that share a batch; the values of longer sequences would change with
-            the length of others in the batch. None for no limit.
-        revision: commit of the weights on the hub, or a digest of the files of a folder; None if unknown.
+        max_batchable_length: maximum length of sequences that share a batch; the values of longer sequences would
+            change with the length of others in the batch. None for no limit.
+        sampled_revision: commit of the weights on the hub, or a digest of parts of the files of a folder, which is
+            equal in all processes that read the same; None if unknown.
         quantization: format of the 8-bit products; None for full precision.
         torch, transformers: versions that run the model.
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
@@ -96,8 +97,8 @@ class ModelInfo:
     max_positions: int | None = None
     num_embeddings: int | None = None
     num_positions: int | None = None
-    longest_shared: int | None = None
-    revision: str | None = None
+    max_batchable_length: int | None = None
+    sampled_revision: str | None = None
     quantization: Quantization | None = None
     torch: str | None = None
     transformers: str | None = None
@@ -109,7 +110,7 @@ class ModelInfo:
     @property
     def max_width(self) -> int | None:
         """Maximum width of padded batches; None for no limit."""
-        return min(filter(None, (self.max_positions, self.num_positions, self.longest_shared)), default=None)
+        return min(filter(None, (self.max_positions, self.num_positions, self.max_batchable_length)), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +122,18 @@ class BatchResult:
         error: reason of the failure, or None.
         out_of_memory: whether the batch ran out of memory, so that a smaller batch may succeed.
         reused_tokens: number of tokens whose keys and values came from the prefix cache.
+        peak_memory_bytes: largest memory of tensors on the GPU so far; 0 on a CPU, where torch does not count it.
+        replica: index of the replica that ran the batch.
+        saved: file with the batch, if it failed or has values that are not finite and was saved; see `debugging`.
     """
 
     values: FloatArray | None = None
     error: str | None = None
     out_of_memory: bool = False
     reused_tokens: int = 0
+    peak_memory_bytes: int = 0
+    replica: int = 0
+    saved: str | None = None
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from gym_rm.engine.backbones.reward_model import RewardModel
 from gym_rm.engine.backbones.sharded import ranks_of
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.loading.checkpoint import ModelFiles
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 
 CUDA_BATCHED_TOKENS = 32_768  # enough to use a GPU fully; larger batches only need more memory
 CPU_BATCHED_TOKENS = 2048  # activations of larger batches do not fit into the CPU's caches
@@ -31,8 +31,8 @@ def model_info(loaded: RewardModel, spec: LoadSpec) -> ModelInfo:
         max_positions=min(filter(None, map(max_positions, loaded.models)), default=None),
         num_embeddings=num_embeddings(model),
         num_positions=min(filter(None, map(num_positions, loaded.models)), default=None),
-        longest_shared=longest_shared(model.config),
-        revision=_revision(spec),
+        max_batchable_length=max_batchable_length(model.config),
+        sampled_revision=revision_of_sources(spec, sampled=True),
         torch=torch.__version__,
         transformers=transformers.__version__,
         attention=str(model.config._attn_implementation),
@@ -51,10 +51,12 @@ def dtype_of(model: PreTrainedModel) -> torch.dtype:
     return dtype
 
 
-def _revision(spec: LoadSpec) -> str | None:
+def revision_of_sources(spec: LoadSpec, *, sampled: bool = False) -> str | None:
     """Return the revision of the model and, if there is one, of its reference model; None if unknown."""
     revisions = [
-        source.read_revision() if isinstance(source, ModelFiles) else getattr(source.config, "_commit_hash", None)
+        source.read_revision(sampled=sampled)
+        if isinstance(source, ModelFiles)
+        else getattr(source.config, "_commit_hash", None)
         for source in spec.sources
     ]
     return " and ".join(str(revision) for revision in revisions) if any(revisions) else None

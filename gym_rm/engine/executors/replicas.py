@@ -1,8 +1,7 @@
 """Executor that divides batches among replicas of a model, and starts those again that die.
 
 Each replica has a thread, which runs batches in it, and starts it again when it fails. A batch whose replica died or is
-silent runs again, elsewhere if another replica is free. The second time it gets an error, and the scheduler runs its
-rows alone. So every call ends: a batch costs two replicas at most.
+silent gets an error, and the scheduler runs its rows again, alone. So every call ends.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import pickle
 import queue
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -30,41 +29,20 @@ from gym_rm.engine.loading.files import absolute
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError, RemoteError, brief, logger
 
-MAX_ATTEMPTS = 2  # replicas that may fail with a batch before it gets an error
-MAX_FAILURES = 8  # failures of a replica, without a good batch in between, after which it is not started again
-PAUSE_SECONDS = 0.1  # before a replica that failed twice in a row is started again; longer after more failures
-PATIENCE = 4.0  # restarts and methods besides `run` may take this many times the first start and a batch
+PAUSE_SECONDS = 0.5  # before a replica is started again, so that one that cannot start does not take all the time
+RESTART_FACTOR = 4.0  # restarts and methods besides `run` may take this many times the first start and a batch
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStats:
-    """What happened to the replicas of an executor since it was loaded.
-
-    Attributes:
-        batches: batches that got values or an error from a replica.
-        failures: replicas that died, hung or disagreed during a call, and were ended.
-        restarts: replicas that were started again.
-        given_up: batches that got an error because every replica that ran them failed.
-    """
-
-    batches: int = 0
-    failures: int = 0
-    restarts: int = 0
-    given_up: int = 0
-
-
-class Member:
+class ReplicaThread:
     """A replica, not started, and the thread that calls it: requests are functions without arguments, done in order.
 
     Attributes:
-        failures: number of times that the replica failed since its last good batch.
-        reason: why it failed last.
+        reason: why the replica failed last.
     """
 
     def __init__(self, index: int, replica: Replica) -> None:
         self.index = index
         self.replica = replica
-        self.failures = 0
         self.reason = ""
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A daemon, so that a script that forgets `close` can end. It does not hold the executor while it waits.
@@ -73,8 +51,8 @@ class Member:
         )
         self._thread.start()
 
-    def ask(self, function: Callable[[Member], Any]) -> Future[Any]:
-        """Call a function with this member in its thread, after what it was asked before."""
+    def ask(self, function: Callable[[ReplicaThread], Any]) -> Future[Any]:
+        """Call a function with this replica in its thread, after what it was asked before."""
         future: Future[Any] = Future()
 
         def request() -> None:
@@ -106,21 +84,18 @@ def _serve(requests: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class RunCall:
-    """The batches of one call of `run`, which `workers` threads of replicas take, the largest first."""
+    """The batches of one call of `run`, which the threads of replicas take, the largest first."""
 
-    def __init__(self, batches: Sequence[Batch], workers: int) -> None:
+    def __init__(self, batches: Sequence[Batch], num_workers: int) -> None:
         self.batches = batches
         self._results: dict[int, BatchResult] = {}
         self._waiting = deque(sorted(range(len(batches)), key=lambda i: -batches[i].num_tokens))
-        self._attempts: Counter[int] = Counter()
-        self._workers = workers
-        self._cancelled = False
+        self._num_workers = num_workers
         self._changed = threading.Condition()
 
     def take(self) -> int | None:
-        """Return the index of a batch to run, once there is one; None after the last one has its result."""
+        """Return the index of a batch to run; None if there is no other."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_over())
             return self._waiting.popleft() if self._waiting else None
 
     def finish(self, index: int, result: BatchResult) -> None:
@@ -129,41 +104,24 @@ class RunCall:
             self._results[index] = result
             self._changed.notify_all()
 
-    def give_back(self, index: int, failure: ReplicaFailed) -> bool:
-        """Let another replica run a batch; return False if it has failed too often and gets an error."""
-        self._attempts[index] += 1
-        again = self._attempts[index] < MAX_ATTEMPTS
-        with self._changed:
-            if not again:
-                reason = f"its replica failed, {MAX_ATTEMPTS} times; the last time, {failure.reason}"
-                self._results[index] = BatchResult(error=reason)
-            elif not self._cancelled:
-                self._waiting.append(index)
-            self._changed.notify_all()
-        return again
-
     def leave(self, reason: str) -> None:
         """Take a thread out of the call; after the last one, batches without a result get this error."""
         with self._changed:
-            self._workers -= 1
-            if self._workers == 0:
+            self._num_workers -= 1
+            if self._num_workers == 0:
                 self._results = dict.fromkeys(range(len(self.batches)), BatchResult(error=reason)) | self._results
             self._changed.notify_all()
 
     def wait(self) -> list[BatchResult]:
-        """Return the results when all are there; after an interrupt, batches that do not run yet are forgotten."""
+        """Return the results when all are there."""
         with self._changed:
-            try:
-                self._changed.wait_for(self._is_over)
-            except BaseException:  # Ctrl-C
-                self._cancelled = True
-                self._waiting.clear()
-                self._changed.notify_all()
-                raise
+            self._changed.wait_for(lambda: len(self._results) == len(self.batches))
             return [self._results[i] for i in range(len(self.batches))]
 
-    def _is_over(self) -> bool:
-        return self._cancelled or len(self._results) == len(self.batches)
+    def cancel(self) -> None:
+        """Forget batches that do not run yet."""
+        with self._changed:
+            self._waiting.clear()
 
 
 class ReplicatedExecutor:
@@ -177,16 +135,15 @@ class ReplicatedExecutor:
     """
 
     def __init__(self, options: ParallelOptions, make_replica: Callable[[int], Replica]) -> None:
-        self.stats = ReplicaStats()
         self._options = options
         self._make_replica = make_replica
-        self._members: list[Member] = []
+        self._threads: list[ReplicaThread] = []
         self._spec: LoadSpec | None = None
         self._info: ModelInfo | None = None
         self._weights: Weights | None = None  # of `update_weights`, for replicas that start again
-        self._seconds = math.inf  # that a start, or another method than `run`, may take
+        self._stall_timeout = math.inf  # seconds that a start, or another method than `run`, may take
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # of the info and the statistics
+        self._lock = threading.Lock()  # of the info
         self._end: weakref.finalize[..., ReplicatedExecutor] | None = None
         self._process = os.getpid()
 
@@ -197,18 +154,18 @@ class ReplicatedExecutor:
             ConfigError: a replica refuses the model, or replicas load it differently.
             RemoteError: a replica does not start.
         """
-        if self._members:
+        if self._threads:
             raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
         require_sendable(spec)
-        self._spec, self._info, self._weights, self._seconds = spec, None, None, math.inf
+        self._spec, self._info, self._weights, self._stall_timeout = spec, None, None, math.inf
         self._closed.clear()
         self._process = os.getpid()
         replicas = [self._make_replica(index) for index in range(self._options.num_replicas)]
-        self._members = [Member(index, replica) for index, replica in enumerate(replicas)]
-        self._end = weakref.finalize(self, _close, self._members, self._closed, self._process)
+        self._threads = [ReplicaThread(index, replica) for index, replica in enumerate(replicas)]
+        self._end = weakref.finalize(self, _close, self._threads, self._closed, self._process)
         begun = monotonic()
         try:
-            starts = [member.ask(self._start) for member in self._members]
+            starts = [thread.ask(self._start) for thread in self._threads]
             concurrent.futures.wait(starts, return_when=concurrent.futures.FIRST_EXCEPTION)
             errors = {i: error for i, each in enumerate(starts) if each.done() and (error := each.exception())}
             for error in errors.values():
@@ -220,17 +177,20 @@ class ReplicatedExecutor:
             self.close()
             raise
         assert self._info is not None
-        self._seconds = PATIENCE * (self._options.batch_timeout + monotonic() - begun)
+        self._stall_timeout = RESTART_FACTOR * (self._options.batch_timeout + monotonic() - begun)
         return replace(self._info, num_replicas=len(replicas))
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
         """See `Executor.run`. After an interrupt, the executor can be used again."""
-        members = self._loaded()
-        call = RunCall(batches, len(members))
-        if batches:
-            for member in members:
-                member.ask(functools.partial(self._work, call))
-        return call.wait()
+        threads = self._loaded()
+        call = RunCall(batches, len(threads))
+        try:
+            for thread in threads if batches else ():
+                thread.ask(functools.partial(self._work, call))
+            return call.wait()
+        except BaseException:  # Ctrl-C
+            call.cancel()
+            raise
 
     def update_weights(self, weights: Weights) -> None:
         """See `Executor.update_weights`. Replicas that start later get these weights too.
@@ -240,17 +200,12 @@ class ReplicatedExecutor:
             RemoteError: no replica could take the weights.
         """
         weights = kept_weights(weights)
-        members = self._loaded()
-        failure = ""
-        for member in members:
-            try:
-                member.ask(functools.partial(self._try_weights, weights)).result()
-            except ReplicaFailed as failed:
-                failure = failed.reason
-                continue
-            self._weights = weights
-            return self._call([each for each in members if each is not member], "update_weights", weights)
-        raise RemoteError(failure)
+        threads = self._loaded()
+        for thread in threads:
+            if thread.ask(functools.partial(self._try_weights, weights)).result():
+                self._weights = weights
+                return self._call([each for each in threads if each is not thread], "update_weights", weights)
+        raise RemoteError(self._refusal())
 
     def sleep(self) -> None:
         """See `Executor.sleep`."""
@@ -266,14 +221,14 @@ class ReplicatedExecutor:
 
     def close(self) -> None:
         """End all replicas; closing twice is allowed."""
-        self._members = []
+        self._threads = []
         if self._end is not None:
             self._end()
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """The replicas, in order."""
-        return tuple(member.replica for member in self._loaded())
+        return tuple(thread.replica for thread in self._loaded())
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
@@ -281,8 +236,8 @@ class ReplicatedExecutor:
             "one: a server, or an actor of Ray (docs/scaling.md)."
         )
 
-    def _loaded(self) -> list[Member]:
-        if not self._members:
+    def _loaded(self) -> list[ReplicaThread]:
+        if not self._threads:
             raise ConfigError(
                 "the executor has no model, because it is closed or was not loaded; make a new scorer, or call load()."
             )
@@ -292,111 +247,100 @@ class ReplicatedExecutor:
                 "here, start processes with context='spawn', or share one: a server, or an actor of Ray "
                 "(docs/scaling.md)."
             )
-        return self._members
+        return self._threads
 
-    def _call(self, members: Sequence[Member], method: str, *arguments: Any) -> None:
+    def _call(self, threads: Sequence[ReplicaThread], method: str, *arguments: Any) -> None:
         """Call a method in replicas that run. One that fails is ended; `_start` gives it the weights that all have."""
 
-        def call(member: Member) -> None:
+        def call(thread: ReplicaThread) -> None:
             try:
-                if member.replica.alive():
-                    member.replica.call(method, *arguments, seconds=self._seconds)
+                if thread.replica.alive():
+                    thread.replica.call(method, *arguments, seconds=self._stall_timeout)
             except (ReplicaFailed, ConfigError) as failure:
-                self._mourn(member, failure)
+                self._stop_failed(thread, failure)
 
-        concurrent.futures.wait([member.ask(call) for member in members])
+        for asked in [thread.ask(call) for thread in threads]:
+            asked.result()
 
-    def _start(self, member: Member) -> None:
+    def _start(self, thread: ReplicaThread) -> None:
         """Start a replica, and give it the weights that the others have."""
         assert self._spec is not None
-        info = member.replica.start(self._spec, self._seconds)
+        info = thread.replica.start(self._spec, self._stall_timeout)
         with self._lock:
             self._info = self._info or info
             different = differences(self._info, [info])
         if different:
             raise ConfigError(
-                f"replica {member.index} loaded another model than the others: {different}. All must read the same "
+                f"replica {thread.index} loaded another model than the others: {different}. All must read the same "
                 "files, on machines of the same kind."
             )
         if self._weights is not None:
-            member.replica.call("update_weights", self._weights, seconds=self._seconds)
+            thread.replica.call("update_weights", self._weights, seconds=self._stall_timeout)
 
-    def _ready(self, member: Member) -> bool:
-        """Start a replica again that does not run; return False if it has failed too often, or after `close`."""
-        while not self._closed.is_set() and member.failures < MAX_FAILURES:
-            if member.replica.alive():
-                return True
-            try:
-                self._start(member)
-                self._count(restarts=1)
-            except (ReplicaFailed, ConfigError) as failure:
-                self._mourn(member, failure)
-        return False
+    def _ready(self, thread: ReplicaThread) -> bool:
+        """Return whether a replica runs; one that does not is started again, once."""
+        if thread.replica.alive():
+            return True
+        if thread.reason and self._closed.wait(PAUSE_SECONDS):
+            return False
+        try:
+            self._start(thread)
+        except (ReplicaFailed, ConfigError) as failure:
+            self._stop_failed(thread, failure)
+            return False
+        return True
 
-    def _work(self, call: RunCall, member: Member) -> None:
+    def _work(self, call: RunCall, thread: ReplicaThread) -> None:
         """Run batches of a call in a replica."""
         try:
-            while self._ready(member) and (index := call.take()) is not None:
-                self._run(call, index, member)
+            while not self._closed.is_set() and self._ready(thread) and (index := call.take()) is not None:
+                call.finish(index, self._run(call.batches[index], thread))
         finally:
-            call.leave(self._refusal(member))
+            call.leave(self._refusal())
 
-    def _run(self, call: RunCall, index: int, member: Member) -> None:
+    def _run(self, batch: Batch, thread: ReplicaThread) -> BatchResult:
         try:
-            result = member.replica.run(call.batches[index], self._options.batch_timeout)
+            return replace(thread.replica.run(batch, self._options.batch_timeout), replica=thread.index)
         except ReplicaFailed as failure:
-            if failure.result is not None:
-                call.finish(index, failure.result)
-            elif self._closed.is_set():
-                call.finish(index, BatchResult(error=self._refusal(member)))
-            elif not call.give_back(index, failure):
-                self._count(given_up=1)
-            self._mourn(member, failure)
+            self._stop_failed(thread, failure)
+            if self._closed.is_set():
+                return BatchResult(error=self._refusal())
+            return failure.result or BatchResult(error=f"replica {thread.index} failed: {failure.reason}")
         except Exception as error:
-            call.finish(index, BatchResult(error=brief(error)))
-        else:
-            member.failures = 0
-            self._count(batches=1)
-            call.finish(index, result)
+            return BatchResult(error=brief(error))
 
-    def _try_weights(self, weights: Weights, member: Member) -> None:
-        if not self._ready(member):
-            raise ReplicaFailed(self._refusal(member))
+    def _try_weights(self, weights: Weights, thread: ReplicaThread) -> bool:
+        """Return whether a replica took new weights."""
+        if not self._ready(thread):
+            return False
         try:
-            member.replica.call("update_weights", weights, seconds=self._seconds)
+            thread.replica.call("update_weights", weights, seconds=self._stall_timeout)
         except ReplicaFailed as failure:
-            self._mourn(member, failure)
-            raise
+            self._stop_failed(thread, failure)
+            return False
+        return True
 
-    def _mourn(self, member: Member, failure: Exception) -> None:
-        """End what is left of a replica that failed, and wait a little if it keeps failing."""
-        member.replica.kill()
-        member.reason = str(failure)
-        member.failures += getattr(failure, "result", None) is None  # after out of memory, a smaller batch follows
+    def _stop_failed(self, thread: ReplicaThread, failure: Exception) -> None:
+        """End what is left of a replica that failed."""
+        thread.replica.kill()
+        thread.reason = str(failure)
         if not self._closed.is_set():
-            log = logger.info if self.stats.failures else logger.warning
-            log("replica %d failed: %s; starting it again", member.index, failure)
-            self._count(failures=1)
-            self._closed.wait(PAUSE_SECONDS * max(0, member.failures - 1) ** 2)
+            logger.warning("replica %d failed: %s; starting it again", thread.index, failure)
 
-    def _refusal(self, member: Member) -> str:
-        """Return why a replica runs no more batches, for those that it leaves."""
+    def _refusal(self) -> str:
+        """Return why no replica runs the batches that are left."""
         if self._closed.is_set():
             return "the executor was closed while the batch ran"
-        reasons = "; ".join(dict.fromkeys(f"replica {each.index}: {each.reason}" for each in self._members))
-        return f"all {len(self._members)} replicas have failed ({reasons}); load a new scorer"
-
-    def _count(self, **changes: int) -> None:
-        with self._lock:
-            self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in changes.items()})
+        reasons = "; ".join(f"replica {each.index}: {each.reason}" for each in self._threads if each.reason)
+        return f"all {len(self._threads)} replicas have failed ({reasons}); load a new scorer"
 
 
-def _close(members: Sequence[Member], closed: threading.Event, process: int) -> None:
+def _close(threads: Sequence[ReplicaThread], closed: threading.Event, process: int) -> None:
     if os.getpid() == process:  # a forked process must not end the replicas of its parent
         closed.set()
-        left = list(members)
-        while left:
-            left = [member for member in left if not member.end()]
+        running = list(threads)
+        while running:
+            running = [thread for thread in running if not thread.end()]
 
 
 def kept_weights(weights: Weights) -> Weights:

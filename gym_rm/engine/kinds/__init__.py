@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gym_rm.engine.kinds.decoder import DecoderKind, EncoderKind
 from gym_rm.engine.kinds.generative import GenerativeKind
 from gym_rm.engine.kinds.implicit import ImplicitKind
@@ -12,7 +14,6 @@ from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
 from gym_rm.engine.kinds.multi_head import MultiHeadKind, component_names
 from gym_rm.engine.kinds.process import ProcessKind
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.scorer import SCORER_KINDS
 
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind for kind in (DecoderKind, EncoderKind, MultiHeadKind, ProcessKind, GenerativeKind, ImplicitKind)
@@ -21,15 +22,15 @@ KINDS: dict[str, type[Kind]] = {
 __all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "check_kind", "detect_kind"]
 
 
-def check_kind(kind: str) -> str:
+def check_kind(kind: str, *, others: Iterable[str] = ()) -> str:
     """Return the kind if it is `"auto"` or a name in `KINDS`.
 
     Raises:
-        ConfigError: unknown kind. The message also lists the kinds of `load_scorer` without a model of their own.
+        ConfigError: unknown kind. The message also lists the `others`, which no reward model is.
     """
     if isinstance(kind, str) and (kind == "auto" or kind in KINDS):
         return kind
-    known = sorted([*KINDS, *SCORER_KINDS])
+    known = sorted([*KINDS, *others])
     raise ConfigError(f"kind must be 'auto' or one of {known}, got {kind!r}.{nearest(str(kind), known)}")
 
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from gym_rm.checks import model_source
-from gym_rm.config import Config
+from gym_rm.config import Config, parse_settings
 from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.device_and_dtype import resolve_device, resolve_dtype
@@ -118,18 +118,18 @@ class ModelFiles:
         elsewhere = {"path": os.fspath(path), "revision": None, "base": None, "tokenizer": self.tokenizer}
         return open_checkpoint(self.options.model_copy(update=elsewhere))
 
-    def read_revision(self) -> str | None:
-        """Return the commit of the checkpoint, or a digest of its files.
+    def read_revision(self, *, sampled: bool = False) -> str | None:
+        """Return the commit of the checkpoint, or a digest of its files, or of `sampled` parts of its weights.
 
         An adapter's is followed by its base's, and both by that of a tokenizer from elsewhere.
         """
         weights, tokenizer = self.tensors.values(), self.options.tokenizer
         if self.adapter is None:
-            parts = [revision_of(self.source, self.options.revision, weights)]
+            parts = [revision_of(self.source, self.options.revision, weights, sampled=sampled)]
         else:
             parts = [
-                revision_of(self.adapter.source, self.options.revision, [WEIGHTS]),
-                revision_of(self.adapter.base, None, weights),
+                revision_of(self.adapter.source, self.options.revision, [WEIGHTS], sampled=sampled),
+                revision_of(self.adapter.base, None, weights, sampled=sampled),
             ]
         if isinstance(tokenizer, str | os.PathLike):
             parts.append(revision_of_tokenizer(os.fspath(tokenizer)))
@@ -144,22 +144,34 @@ class ModelFiles:
         return ModelFacts(self.source, self.config, heads, self.tokenizer)
 
 
-def open_checkpoint(options: LoadOptions) -> ModelFiles:
+def split_options(options: Mapping[str, Any]) -> tuple[LoadOptions, dict[str, Any]]:
+    """Return the options that load a checkpoint, and the others.
+
+    Raises:
+        ConfigError: an option that loads a checkpoint is invalid.
+    """
+    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
+    return parse_settings(LoadOptions, loading), {name: value for name, value in options.items() if name not in loading}
+
+
+def open_checkpoint(options: LoadOptions, *, option: str = "path") -> ModelFiles:
     """Open a checkpoint: read its configuration, its tokenizer and the headers of its tensors.
+
+    Error messages name the `option` that contains it.
 
     Raises:
         ConfigError: the folder is missing, the checkpoint is not a reward model or has no safetensors, or the dtype or
             device is invalid.
     """
     path = EMBEDDED if options.path is None else options.path
-    source, name = model_source("path", path), "embedded" if path == EMBEDDED else path
+    source, name = model_source(option, path), "embedded" if path == EMBEDDED else path
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
     if options.device_map is not None and options.device != "auto":
         raise ConfigError(
             f"device={options.device!r} and device_map={options.device_map!r} both say where the model goes; pass only "
             "one."
         )
-    require_source(source, options.revision)
+    require_source(source, options.revision, option=option)
     source = absolute(source)
     with refusing_malformed(source):
         adapter = find_adapter(source, options.revision, options.base)

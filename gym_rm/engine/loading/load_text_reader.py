@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_rm.config import divide_settings
 from gym_rm.engine.kinds import KINDS, check_kind, detect_kind
-from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
+from gym_rm.engine.loading.checkpoint import open_checkpoint, split_options
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer, TextReader
 from gym_rm.engine.text.text_options import TextOptions
@@ -25,9 +25,7 @@ def reader_of_reward_model(path: str | None = None, **options: Any) -> TextReade
     Raises:
         ConfigError: the checkpoint is not a reward model, or an option is unknown or invalid.
     """
-    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
-    others = {name: value for name, value in options.items() if name not in loading}
-    (load,) = divide_settings({"path": path, **loading}, LoadOptions, owner="a checkpoint")
+    load, others = split_options({"path": path, **options})
     checkpoint = open_checkpoint(load)
     kind = checkpoint.family.kind
     kind = detect_kind(checkpoint.facts) if kind == "auto" else check_kind(kind)

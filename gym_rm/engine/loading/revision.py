@@ -16,14 +16,16 @@ from gym_rm.engine.loading.files import tensor_files
 
 # Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
 SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
+SAMPLES, SAMPLE_BYTES = 64, 65_536  # parts of a file of weights
 TEMPLATES = "additional_chat_templates"  # folder beside the tokenizer
 
 
-def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) -> str | None:
+def revision_of(source: str, revision: str | None, weight_files: Iterable[str], *, sampled: bool = False) -> str | None:
     """Return the commit of a hub repository, or `"sha256:..."` of the files of a folder.
 
     The digest covers every byte of the weights and of the small files beside them, but not the folder's name and the
-    files' times: a copy has the same digest. It takes about one second per gigabyte.
+    files' times: a copy has the same digest. It takes about one second per gigabyte; `sampled` is a digest of parts of
+    each file of weights, by which processes that load the same model find out cheaply whether they do.
     """
     folder = Path(source)
     names = sorted(set(weight_files))
@@ -34,9 +36,25 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
     small = (str(file.relative_to(folder)) for file in beside if file.suffix in SMALL_FILES and file.is_file())
     whole = hashlib.sha256()
     for name in sorted({*names, *small}):
-        with (folder / name).open("rb") as file:
-            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return f"sha256:{whole.hexdigest()[:16]}"
+        path = folder / name
+        whole.update(f"{name} {_sample(path) if sampled and name in names else _digest(path)}\n".encode())
+    return f"{'sampled' if sampled else 'sha256'}:{whole.hexdigest()[:16]}"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sample(path: Path) -> str:
+    """Return a digest of the size of a file and of some parts of it, from its start to its end."""
+    size = path.stat().st_size
+    parts = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(number * max(0, size - SAMPLE_BYTES) // (SAMPLES - 1))
+            parts.update(file.read(SAMPLE_BYTES))
+    return parts.hexdigest()
 
 
 def revision_of_model(source: str, revision: str | None = None) -> str | None:

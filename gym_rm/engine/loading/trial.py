@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TYPES, UnsupportedByTree
 from gym_rm.engine.batch_planning import plan_layout, plan_trees
+from gym_rm.engine.debugging import Switches
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree
-from gym_rm.errors import ConfigError, brief, logger
+from gym_rm.errors import ConfigError, brief
 
 Values: TypeAlias = NDArray[np.float32]
 Expected: TypeAlias = tuple[Values, float]  # of the plain forward, and their largest difference by rounding
@@ -62,6 +63,10 @@ class Forward:
     rows: GemmRows = field(default_factory=GemmRows)
     batch_invariance: str | None = None
 
+    def __str__(self) -> str:
+        names = [self.layout, *(["fused"] if self.fuse else []), *([str(self.rows)] if self.invariant else ["plain"])]
+        return ", ".join(names)
+
 
 PLAIN = Forward("one_by_one", fuse=False, invariant=False)  # the model's own forward, to compare with
 
@@ -83,6 +88,7 @@ class Candidate:
         max_width: maximum width of padded batches; None for no limit.
         modules: the model's modules, whose windows and soft caps the trial changes for a while.
         page_size: positions in a page of the tree's attention.
+        table: what was compared, and what came of it, for one table in the log.
     """
 
     name: str
@@ -94,12 +100,29 @@ class Candidate:
     max_width: int | None = None
     modules: tuple[nn.Module, ...] = ()
     page_size: int = PAGE_SIZE
+    table: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, compared: object, found: str) -> None:
+        """Add a line to the table."""
+        self.table.append((str(compared), found))
 
     @property
     def length(self) -> int:
         """Number of tokens of the longest text that the trial compares with the plain forward."""
         longest = 3 * self.page_size + 17
         return longest if self.max_width is None else min(longest, self.max_width - 1)
+
+
+def plain_values(candidate: Candidate, run: Run) -> Expected:
+    """Return what all forwards must return, and the largest difference by rounding.
+
+    Raises:
+        ConfigError: the plain forward fails.
+    """
+    try:
+        return _expected(candidate, run)
+    except FAILURES as error:
+        raise ConfigError(f"the forward of {candidate.name} fails for short texts: {brief(error)}.") from error
 
 
 def choose_forward(candidate: Candidate, run: Run) -> Forward:
@@ -113,23 +136,23 @@ def agreeing_forwards(
     ladder: Iterable[GemmRows] = (GemmRows(),),
     *,
     max_num_batched_tokens: int = EVERYTHING,
+    expected: Expected | None = None,
+    switches: Switches = Switches(),  # noqa: B008  # immutable
 ) -> Iterator[Forward]:
     """Yield forwards whose values equal those of the plain forward on one sequence at a time, the fastest first.
 
-    Arguments are those of `check_invariance`.
+    Arguments are those of `check_invariance`, and the switches for debugging.
 
     Raises:
-        ConfigError: the plain forward fails.
+        ConfigError: the plain forward fails, or no forward of the layout that the switches force agrees with it.
     """
-    try:
-        expected = _expected(candidate, run)
-    except FAILURES as error:
-        raise ConfigError(f"the forward of {candidate.name} fails for short texts: {brief(error)}.") from error
+    expected = plain_values(candidate, run) if expected is None else expected
     check = functools.partial(check_invariance, candidate, run=run, max_num_batched_tokens=max_num_batched_tokens)
     (rungs,) = itertools.tee(ladder, 1)
     config = candidate.config.get_text_config()
     known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
-    if candidate.can_take_trees and known_layers and getattr(config, "attention_chunk_size", None) is None:
+    tree = switches.layout in (None, "tree") and candidate.can_take_trees and known_layers
+    if tree and getattr(config, "attention_chunk_size", None) is None:
         for fuse in (True, False) if candidate.can_fuse else (False,):
             forward = check(Forward("tree", fuse=fuse), ladder=copy.copy(rungs), expected=expected)
             if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
@@ -137,10 +160,13 @@ def agreeing_forwards(
                     same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
                 if same:
                     yield forward
-    for layout in ("padded", "one_by_one"):
+    layouts: tuple[Layout, ...] = ("padded", "one_by_one")
+    for layout in (each for each in layouts if switches.layout in (None, each)):
         forward = check(Forward(layout, fuse=False), ladder=copy.copy(rungs), expected=expected)
         if forward != PLAIN:
             yield forward
+    if switches.layout is not None:
+        raise ConfigError(f"GYM_RM_DEBUG: the layout {switches.layout!r} does not agree with {candidate.name}.")
     yield PLAIN
 
 
@@ -181,17 +207,19 @@ def check_invariance(
         try:
             alone, every = (run(plan, tried)[plan.value_index] for plan in plans)
         except FAILURES as error:
-            logger.info("%s does not support %s: %s", candidate.name, tried, error)
+            candidate.note(tried, f"fails: {brief(error)}")
             continue
-        if not _agree(candidate, tried, every[len(others) :], expected):
-            continue
-        if _same_bits(alone, every[-reads:]):
-            return replace(tried, batch_invariance="bit-equal")
-        difference = _difference(alone, every[-reads:])
-        if difference > expected[1]:
-            logger.info("%s does not support %s: values of one text differ by %.1e", candidate.name, tried, difference)
-            continue
-        found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
+        difference = _difference_to_plain(candidate, every[len(others) :], expected[0])
+        between = difference_of(alone, every[-reads:])
+        equal = _same_bits(alone, every[-reads:])
+        invariance = "bit-equal" if equal else f"within {between:.1e}"
+        agrees = difference <= expected[1] and (equal or between <= expected[1])
+        refused = "" if agrees else "refused: "
+        candidate.note(tried, f"{refused}{difference:.1e} from the plain forward, {invariance} in two batches")
+        if agrees:
+            found.append(replace(tried, batch_invariance=invariance))
+        if agrees and equal:
+            return found[-1]
     return found[0] if found else PLAIN
 
 
@@ -203,7 +231,7 @@ def _expected(candidate: Candidate, run: Run) -> Expected:
     if candidate.dtype in ("float32", "float64"):
         return values, least
     with _rounding_otherwise(candidate.modules):
-        change = _difference(run(plan, PLAIN)[plan.value_index], values)
+        change = difference_of(run(plan, PLAIN)[plan.value_index], values)
     least = LEAST_TOLERANCE.get(candidate.dtype, least)
     return values, min(max(least, 3 * change), MOST_TOLERANCE)
 
@@ -255,7 +283,7 @@ def _plan(
     return plan_layout(forward.layout, sequences, max_num_batched_tokens=EVERYTHING, max_width=width, alone=alone)
 
 
-def longest_shared(config: Any) -> int | None:
+def max_batchable_length(config: Any) -> int | None:
     """Return the maximum length of sequences that share a batch; None for no limit.
 
     Rotary frequencies of the types `dynamic` and `longrope` change for the whole batch if its longest sequence exceeds
@@ -290,34 +318,30 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
     if not same:
         ids, beside = tree.input_ids.copy(), np.setdiff1d(np.arange(len(tree)), path)
         ids[beside] = ids[beside[::-1]]
-        others = _difference(values(input_ids=ids), before)
+        others = difference_of(values(input_ids=ids), before)
         # On a GPU, and on a CPU whose products need chunks, the rounding of an expert's products depends on how many
         # tokens it gets. Some kernels also return other bits for the same input.
         settings = candidate.config.get_text_config().to_dict().items()
         experts = any("expert" in name and isinstance(number, int) and number > 1 for name, number in settings)
         rounds = others > 0 and (experts or not _same_bits(values(), before))
         if others > (tolerance if rounds else 0):
-            logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
+            candidate.note(forward, f"refused: other branches change values by {others:.1e}")
             return False
     positions = tree.position_ids.copy()
     positions[path[len(path) // 2 :]] += 1
     if _same_bits(values(position_ids=positions), before):
-        logger.info("%s does not support a tree: it computes positions of its own", candidate.name)
+        candidate.note(forward, "refused: the model computes positions of its own")
         return False
     return True
 
 
-def _agree(candidate: Candidate, forward: Forward, got: Values, expected: Expected) -> bool:
-    """Return whether values equal those of the plain forward, but for rounding."""
-    parts = (slice(got.shape[1] - candidate.num_values), slice(None))  # hidden states, and all values
-    difference = max(_difference(got[:, part], expected[0][:, part]) for part in parts)
-    if difference <= expected[1]:
-        return True
-    logger.info("%s does not support %s: relative difference %.1e", candidate.name, forward, difference)
-    return False
+def _difference_to_plain(candidate: Candidate, got: Values, expected: Values) -> float:
+    """Return the largest difference of the hidden states and of all values, relative to the largest."""
+    parts = (slice(got.shape[1] - candidate.num_values), slice(None))
+    return max(difference_of(got[:, part], expected[:, part]) for part in parts)
 
 
-def _difference(got: Values, expected: Values) -> float:
+def difference_of(got: Values, expected: Values) -> float:
     """Return the norm of the largest difference of a row, relative to the largest expected row.
 
     Rows that are not finite in both, after a token whose weights are not, are equal.

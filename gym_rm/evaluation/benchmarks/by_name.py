@@ -36,7 +36,7 @@ def evaluate_benchmark(name: str, scorer: Scorer, rows: Source, *, model: str = 
         ScoringError: no row could be scored.
 
     Example:
-        >>> from gym_rm.scorer import load_scorer
+        >>> from gym_rm import load_scorer
         >>> length = load_scorer(lambda conversations: [len(each[-1]["content"]) for each in conversations])
         >>> row = {"subset": "hep-go", "prompt": "2 + 2?", "chosen": "four", "rejected": "5"}
         >>> evaluate_benchmark("rewardbench", length, [row]).sections["Reasoning"]

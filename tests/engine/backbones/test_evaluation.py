@@ -75,7 +75,7 @@ def state_of(model):
 def test_an_interrupt_at_any_moment_is_raised_and_leaves_nothing_behind(architecture, fuse):
     model = tiny_models.reward_model(architecture, vocab_size=400, num_hidden_layers=1).train()
     scorer = gym_rm.RewardModelScorer(model, tiny_models.tokenizer())
-    for decoder in scorer.executor._model.decoders:
+    for decoder in scorer.executor._model.reward_model.decoders:
         decoder.fuse = fuse
     expected, before, kept = scorer.score(QUESTION).rewards.tolist(), state_of(model), []
     with Mine() as mine, torch.autocast("cpu", torch.bfloat16):
@@ -147,7 +147,7 @@ def stopped_in(owner, name, monkeypatch):
 def test_a_fork_while_another_thread_scores_is_not_locked(during, monkeypatch):
     scorer = gym_rm.load_scorer()
     expected = scorer.score(QUESTION).rewards.tolist()
-    owner, name = (scorer.executor._model, "values") if during == "forward" else (scorer.renderer, "encode")
+    owner, name = (scorer.executor._model.reward_model, "values") if during == "forward" else (scorer.renderer, "encode")
 
     def in_child():
         if during == "rendering":

@@ -23,7 +23,7 @@ class FailingExecutor(LocalExecutor):
         if POISON in batch.input_ids:
             os._exit(7)
         if SLOW in batch.input_ids:
-            time.sleep(1.0)
+            time.sleep(30.0)
         if BROKEN in batch.input_ids:
             return [BatchResult(error="ValueError: a broken batch")]
         if SPLIT in batch.input_ids and self.rank.index == 1:

@@ -174,6 +174,6 @@ def _peak(index: int, folder: str, sharding: dict[str, int], size: int, place: s
         peaks.append(largest[0])
         return model
 
-    with unittest.mock.patch("gym_rm.engine.executors.local.load_model", read):
+    with unittest.mock.patch("gym_rm.engine.executors.loaded_model.load_model", read):
         executor.load(spec)
     (Path(place) / f"peak {index}").write_text(str(peaks[0]))

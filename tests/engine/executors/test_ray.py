@@ -11,8 +11,11 @@ import gym_rm
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.replica import ReplicaFailed
 from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.testing import check_executor
 from tests.engine.executors import ranks
 from tests.engine.executors.batches import gone, spec_of, tree_with, trees, until
+
+pytestmark = pytest.mark.slow  # the cluster takes 20 seconds; test_replicas.py has the same executor
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -55,37 +58,33 @@ def test_killed_and_stopped_ranks_and_a_lost_node_change_no_bit(cluster, saved_m
     assert [(each["strategy"], each["bundles"]) for each in groups] == [("STRICT_PACK", {0: {"CPU": 1.0}})] * 2
     seen = set()
 
-    def check(restarts):
-        until(lambda: executor.stats.restarts >= restarts, 90)
+    def check(fail):
+        """Score until the replica that fails is missed (the other one may take all batches), and all run again."""
+        before = ids_of(executor)
+        seen.update(before)
+        fail()
+
+        def restarted():
+            assert np.array_equal(scorer.score(real_conversations).rewards, expected)
+            now = ids_of(executor)
+            return len(now) == 2 and now != before
+
+        until(restarted, 90)
         seen.update(ids_of(executor))
 
-    def score_until_it_fails(failures):
-        """Score until a replica is missed: the other one may take all batches of a call."""
-        for _ in range(50):
-            assert np.array_equal(scorer.score(real_conversations).rewards, expected)
-            if executor.stats.failures >= failures:
-                return
-        raise AssertionError("no replica was missed")
+    def lose_a_node():
+        cluster.remove_node(cluster.workers.pop(), allow_graceful=False)
+        cluster.workers.append(cluster.add_node(num_cpus=1))
 
-    check(0)
-    os.kill(ids_of(executor)[0], signal.SIGKILL)
-    score_until_it_fails(1)
-    check(1)
-    os.kill(ids_of(executor)[1], signal.SIGSTOP)
-    score_until_it_fails(2)
-    check(2)
-    cluster.remove_node(cluster.workers.pop(), allow_graceful=False)
-    score_until_it_fails(3)
-    cluster.workers.append(cluster.add_node(num_cpus=1))
-    check(3)
-    assert executor.stats.given_up == 0
+    check(lambda: os.kill(ids_of(executor)[0], signal.SIGKILL))
+    check(lambda: os.kill(ids_of(executor)[1], signal.SIGSTOP))
+    check(lose_a_node)
     scorer.close()
     assert all(gone(each) for each in seen)
     until(lambda: not groups_in_use())
     assert ray.is_initialized(), "only a Ray that was started for the scorer is shut down"
 
 
-@pytest.mark.slow
 def test_ranks_of_a_group_meet_and_fail_together(cluster, saved_model):
     cluster.workers.append(cluster.add_node(num_cpus=2))
     replica = RayReplica(make=ranks.failing)
@@ -102,12 +101,19 @@ def test_ranks_of_a_group_meet_and_fail_together(cluster, saved_model):
     cluster.remove_node(cluster.workers.pop())
 
 
-@pytest.mark.slow
 def test_more_replicas_than_the_nodes_have_room_for_are_refused(cluster, saved_model, monkeypatch):
     monkeypatch.setattr("gym_rm.engine.executors.ray.ROOM_SECONDS", 2.0)
     with pytest.raises(RemoteError, match=r"no node had 1 x {'CPU': 1} free for 2 seconds.*pass a smaller num_repl"):
         gym_rm.load_scorer(saved_model("qwen3"), executor="ray", num_replicas=3)
     until(lambda: not groups_in_use())
+
+
+def test_the_contract_of_executors(cluster, saved_model):
+    spec = spec_of(saved_model("qwen3"))
+    check_executor(
+        lambda: RayExecutor(ParallelOptions(num_replicas=2)), spec, trees(40), weights=saved_model("qwen3", seed=1)
+    )
+    assert ray.is_initialized()
 
 
 def test_an_executor_without_a_model_leaves_a_ray_that_was_there(cluster):

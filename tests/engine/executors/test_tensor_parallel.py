@@ -24,7 +24,7 @@ WITH_PLAN = ("qwen3", "mixtral", "llama", "gemma2", "gemma3", "gpt_neox", "phi3"
 ANY = ("qwen3", "gpt2", "deberta_v2", "mixtral", "xlnet")
 OPTIONS = ("tensors", "prefix cache", "turns", "folder", "experts", "experts folder", "generative", "implicit")
 OFTEN = (  # cases that every run of the tests has
-    "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "fully sharded qwen3", "wrong sums",
+    "tensor parallel qwen3", "fully sharded qwen3", "wrong sums",
 )  # fmt: skip
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 QUESTION = {"question": "Is the sum correct? Answer The or No.", "answers": ("The", "N")}
@@ -148,6 +148,7 @@ def test_a_rank_holds_half_of_the_elements(name, results, expected):
     assert all(each["elements"] < 0.55 * elements for each in results[name])
 
 
+@pytest.mark.slow
 def test_partial_sums_in_bfloat16_are_kept_in_float32(results, expected, cases, dialogues):
     in_float32 = whole(dataclasses.replace(cases["tensor parallel bfloat16"], load={}), dialogues)["rewards"]
     one_process = np.abs(expected("tensor parallel bfloat16")["rewards"] - in_float32)
@@ -224,8 +225,8 @@ def test_a_group_whose_rank_is_killed_starts_again_with_the_new_weights(saved_mo
         old = replica.process_ids
         os.kill(old[1], signal.SIGKILL)
         np.testing.assert_array_equal(scorer.score(dialogues).rewards, before)
-        assert scorer.executor.stats.restarts == 1
         new = replica.process_ids
+        assert not set(new) & set(old)
     finally:
         scorer.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in (*old, *new))

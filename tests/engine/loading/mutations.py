@@ -16,7 +16,7 @@ import torch
 from gym_rm.engine.backbones import decoder, flex_attention, tree_attention
 from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.tree_attention import TreeAttention
-from gym_rm.engine.executors import local
+from gym_rm.engine.executors import loaded_model
 from gym_rm.engine.pages import Pages, Tiles
 
 Context = contextlib.AbstractContextManager
@@ -112,7 +112,7 @@ def chunks(change):
     def smallest(backbones):
         return [LADDER[next(backbones[0].parameters()).device.type][-1]]
 
-    with mock.patch.object(GemmRows, "split", split), mock.patch.object(local, "rows_to_try", smallest):
+    with mock.patch.object(GemmRows, "split", split), mock.patch.object(loaded_model, "rows_to_try", smallest):
         yield
 
 

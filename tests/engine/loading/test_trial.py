@@ -82,8 +82,8 @@ def forward_of(model, readout=HEAD, **options):
     """Return the result of the check at load, and the numbers of rows of each product."""
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout, **options))
-    assert info.rows == str(executor._rows.rows)
-    return info.batch_invariance, executor._rows.rows
+    assert info.rows == str(executor._model.rows.rows)
+    return info.batch_invariance, executor._model.rows.rows
 
 
 def constant_rows(model):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gym_rm import ConfigError, Prompt
 from gym_rm.adapters.trl import RewardModelReward
-from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.scorers.judge.test_scorer import ask
 

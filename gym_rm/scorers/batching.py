@@ -18,7 +18,8 @@ from typing import Any
 
 from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError, brief
-from gym_rm.scorer import Scorer, acquire_scorer, check_rows, is_relative, lock_open_after_fork, try_score
+from gym_rm.scorer import Scorer, check_rows, is_relative, lock_open_after_fork, try_score
+from gym_rm.scorers.load import acquire_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
 

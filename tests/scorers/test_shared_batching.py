@@ -6,8 +6,8 @@ from types import MappingProxyType
 import pytest
 from recording import RecordingScorer
 
-from gym_rm.engine import batching
-from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
+from gym_rm.scorers import batching
+from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def recorder():
 def nothing_shared(monkeypatch):
     """Clear the shared scorers of the process."""
     monkeypatch.setattr(batching, "_batching", {})
-    monkeypatch.setattr("gym_rm.scorer._shared", {})
+    monkeypatch.setattr("gym_rm.scorers.load._shared", {})
 
 
 def test_equal_settings_share_one_scorer(nothing_shared, saved_model):

@@ -13,7 +13,7 @@ from recording import RecordingScorer, chat, merged
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
-from gym_rm.engine.batching import MicroBatchingScorer
+from gym_rm.scorers.batching import MicroBatchingScorer
 from tests.scorers.test_combined import Simulator
 
 
