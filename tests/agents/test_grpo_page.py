@@ -31,6 +31,7 @@ def test_the_page_has_lines_for_one_gpu_eight_gpus_two_nodes_and_a_server():
         ("torchrun", False),
         ("torchrun", True),
         ("gym-rm", False),  # with a server that samples
+        ("gym-rm", False),  # dialogues
         ("gym-rm", False),  # with a tool
         ("gym-rm", False),  # and without
     ]
