@@ -15,7 +15,8 @@ from gym_rm.policy.grpo_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()]
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 LAUNCHES = [line for line in COMMANDS if re.search("gym.rm grpo", line)]
 TINY = [
     *(f"{name}=null" for name in ("policy.model", "env.reward_model", "env.prompts", "eval.prompts")),
