@@ -79,7 +79,7 @@ class RolloutEnvSettings(Config):
     `respond` of the scorer, or from `user_turns` of the prompts."""
     respond: str | dict[str, Any] | None = None
     """User simulator, `module:function`, or a chat model as user, `{model: ..., instructions: ...}`; see
-    docs/environment.md and docs/judges.md."""
+    docs/episodes.md and docs/judges.md."""
     tools: list[str] | None = None
     """Tools that the policy may call: `calculator`, `python`, or `module:function`. A reply with calls is a turn, and
     so is the answer after it."""

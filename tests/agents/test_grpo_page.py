@@ -15,7 +15,8 @@ from gym_rm.policy.grpo_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()]
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", TEXT, re.M | re.S)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 LAUNCHES = [line for line in COMMANDS if re.search("gym.rm grpo", line)]
 TINY = [
     *(f"{name}=null" for name in ("policy.model", "env.reward_model", "env.prompts", "eval.prompts")),
@@ -31,6 +32,7 @@ def test_the_page_has_lines_for_one_gpu_eight_gpus_two_nodes_and_a_server():
         ("torchrun", False),
         ("torchrun", True),
         ("gym-rm", False),  # with a server that samples
+        ("gym-rm", False),  # dialogues
         ("gym-rm", False),  # with a tool
         ("gym-rm", False),  # and without
     ]
