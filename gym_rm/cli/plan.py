@@ -22,13 +22,10 @@ from gym_rm.cli.plan_requests import (
     is_example,
     read_request,
 )
-from gym_rm.config import Config, Setting, settings_of
 from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.planning import request_settings as schemas
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.request_settings import PlanSettings
-from gym_rm.planning.simulation import SimulationSettings
 from gym_rm.planning.simulation import simulate as run_simulation
 
 if TYPE_CHECKING:
@@ -43,23 +40,7 @@ Or write down what you have and train, and plan that with gym-rm plan request.ya
   policy: {model: Qwen/Qwen3-8B}
   reward_models: {helpful: {model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}
   workload: {num_prompts: 64, group_size: 8, prompt_tokens: 512, reply_tokens: {p50: 400, p95: 1500, max: 2048}}
-gym-rm plan --help lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
-
-
-def plan_sections() -> Mapping[str, Sequence[Setting]]:
-    """Return the settings of a request and of a simulation, for the help page."""
-    groups: dict[str, type[Config]] = {
-        "cluster.": schemas.ClusterSettings,
-        "policy., critic., reward_training.": schemas.TrainingSettings,
-        "generation.": schemas.GenerationSettings,
-        "reward_models.YOUR_NAME., reference.": schemas.RewardModelSettings,
-        "workload.": schemas.WorkloadSettings,
-        "simulation.": SimulationSettings,
-    }
-    prefixes = [name.strip(" .").partition(".")[0] for title in groups for name in title.split(",")]
-    own = [setting for setting in settings_of(PlanSettings) if setting.name not in prefixes]
-    short = Setting("gpus, nodes, gpus_per_node, gpu, memory", "gpus=16", "none", "Short names for the cluster's")
-    return {"NAME=VALUE": [short, *own], **{f"{name}NAME=VALUE": settings_of(each) for name, each in groups.items()}}
+gym-rm settings plan lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
 
 
 def plan(

@@ -30,8 +30,8 @@ def test_rows_of_no_use_are_shown_with_their_reasons(tmp_path):
 
 def test_tokens_are_those_of_the_model(tmp_path):
     path = write(tmp_path / "p.jsonl", [PAIR])
-    for arguments in (("--reward-model", "embedded:reward_model"), ("--tokenizer", POLICY)):
-        found = as_dict(path, *arguments, "--max-length", 3)
+    for model in ("embedded:reward_model", POLICY):
+        found = as_dict(path, "--tokenizer", model, "--max-length", 3)
         assert (found["tokens"]["comparisons"], found["tokens"]["too_long"]) == (1, 1)
 
 
@@ -39,9 +39,8 @@ def test_tokens_are_those_of_the_model(tmp_path):
     ("arguments", "code", "message"),
     [
         (["nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
-        (["p.jsonl", "--max-length", "3"], 2, "--max-length need --reward-model or --tokenizer"),
-        (["p.jsonl", "--reward-model", "embedded", "--tokenizer", "a"], 2, "exclude each other"),
-        (["p.jsonl", "--reward-model", "nosuch/folder/here"], 1, "nosuch/folder/here"),
+        (["p.jsonl", "--max-length", "3"], 2, "--max-length needs --tokenizer"),
+        (["p.jsonl", "--tokenizer", "nosuch/folder/here"], 1, "nosuch/folder/here"),
         (["empty.jsonl"], 1, "has no rows"),
     ],
 )

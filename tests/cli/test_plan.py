@@ -202,12 +202,6 @@ def test_a_change_of_several_settings_is_divided(change, parts):
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_help_page_lists_every_setting():
-    shown = run("--help").stdout
-    for name in ("tensor_parallel_size", "gpu_memory_utilization", "reply_tokens", "step_seconds", "pools"):
-        assert re.search(rf"^ +{name}\b", shown, re.MULTILINE), name
-
-
 def test_planning_loads_no_torch():
     code = """
 import sys, gym_rm.cli.main

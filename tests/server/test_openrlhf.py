@@ -14,7 +14,7 @@ import pytest
 from recording import NO_ANSWERS, RecordingScorer, Verifier, answer_must_be_text, chat
 
 import gym_rm
-from gym_rm.server.openrlhf import lists_of
+from gym_rm.server.trainers import lists_of
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"

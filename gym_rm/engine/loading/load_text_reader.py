@@ -1,51 +1,16 @@
-"""How a model reads conversations, from its folder and without its weights."""
+"""How a decoder reads conversations, by its tokenizer alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gym_rm.config import divide_settings
-from gym_rm.engine.kinds import KINDS, check_kind, detect_kind
-from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer, TextReader
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.text.tokenizers import load_tokenizer
 
 UNLIMITED = 10**9  # tokenizers without a limit have a much larger `model_max_length`
-
-
-def reader_of_reward_model(path: str | None = None, **options: Any) -> TextReader:
-    """Return how a reward model reads conversations.
-
-    Args:
-        path: folder or hub id; None for the embedded reward model.
-        **options: the fields of `LoadOptions`, `TextOptions` and of the kind's `Options`.
-
-    Raises:
-        ConfigError: the checkpoint is not a reward model, or an option is unknown or invalid.
-    """
-    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
-    others = {name: value for name, value in options.items() if name not in loading}
-    (load,) = divide_settings({"path": path, **loading}, LoadOptions, owner="a checkpoint")
-    checkpoint = open_checkpoint(load)
-    kind = checkpoint.family.kind
-    kind = detect_kind(checkpoint.facts) if kind == "auto" else check_kind(kind)
-    text, of_kind = divide_settings(
-        {**checkpoint.family.options, **others},
-        TextOptions,
-        KINDS[kind].Options,
-        owner=f"a reward model of kind {kind!r}",
-    )
-    found = KINDS[kind].of(checkpoint.facts, of_kind)
-    limit = getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None)
-    if found.input_format.encoder and limit:  # some count positions that no token has
-        limit = min(limit, checkpoint.tokenizer.model_max_length)
-    return TextReader(
-        _unlimited(checkpoint.tokenizer, text, found.input_format),
-        text.max_length or (limit if limit and limit > 0 else None),
-        checkpoint.name,
-    )
 
 
 def reader_of_tokenizer(path: str, **options: Any) -> TextReader:
@@ -62,10 +27,5 @@ def reader_of_tokenizer(path: str, **options: Any) -> TextReader:
     tokenizer = load_tokenizer(path)
     own = tokenizer.model_max_length
     limit = text.max_length or (own if own < UNLIMITED else None)
-    return TextReader(_unlimited(tokenizer, text, InputFormat()), limit, path)
-
-
-def _unlimited(tokenizer: Any, text: TextOptions, input_format: InputFormat) -> Renderer:
-    """Return a renderer that does not shorten conversations, so that all lengths are known."""
-    options = {**dict(text), "max_length": None, "overlong": "error"}
-    return Renderer(tokenizer, input_format=input_format, **options)
+    options = {**dict(text), "max_length": None, "overlong": "error"}  # no conversation is shortened: lengths are known
+    return TextReader(Renderer(tokenizer, input_format=InputFormat(), **options), limit, path)
