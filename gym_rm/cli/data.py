@@ -31,7 +31,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A .jsonl, .ndjson, .json, .csv or .parquet file, the first four also compressed as .gz or .zst; a "
+            help="A .jsonl, .ndjson, .json, .csv or .parquet file, the first four also compressed as .gz; a "
             "data set 'org/name' or 'org/name:split'; - for JSON lines from standard input.",
         ),
     ],

@@ -22,7 +22,7 @@ def score(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A .jsonl, .ndjson, .json, .csv or .parquet file, or the first four compressed as .gz or .zst; - for "
+            help="A .jsonl, .ndjson, .json, .csv or .parquet file, or the first four compressed as .gz; - for "
             "JSON lines from standard input.",
         ),
     ],

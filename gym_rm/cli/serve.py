@@ -19,7 +19,7 @@ from gym_rm.errors import ConfigError, GymRMError
 KEY_VARIABLE = "GYM_RM_KEY"
 OPEN_FILES = 8192 + 1024  # connections of clients, and files of the scorer
 SECONDS_TO_CLOSE = 2.0  # for a scorer that was still running
-OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
+OF_SERVER = ("fallback_reward", "max_batch_size", "max_wait")
 
 
 def serve(
@@ -39,8 +39,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="An option of the scorer (gym-rm settings); also max_queue, request_timeout, drain_timeout and the other "
-            "limits and options of the server (docs/server.md). May be repeated.",
+            help="An option of the scorer (gym-rm settings); also max_queue, request_timeout and the other limits and "
+            "options of the server (docs/server.md). May be repeated.",
         ),
     ] = None,
     host: Annotated[

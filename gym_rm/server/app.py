@@ -61,9 +61,7 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     app = guarded_app(Service(scorer, given), ROUTES)
     app.state.policy_texts = None
     if given.policy_tokenizer is not None:
-        app.state.policy_texts = PolicyTexts(
-            given.policy_tokenizer, apply_chat_template=given.apply_chat_template, input_template=given.input_template
-        )
+        app.state.policy_texts = PolicyTexts(given.policy_tokenizer, apply_chat_template=given.apply_chat_template)
     app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
     return app
 

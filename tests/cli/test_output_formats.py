@@ -42,11 +42,6 @@ def save(path, rows):
     content = json_lines(rows) if ".jsonl" in name or ".ndjson" in name else content
     if name.endswith("gz"):
         content = gzip.compress(content)
-    if name.endswith("zst"):
-        pyarrow = pytest.importorskip("pyarrow")
-        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
-            file.write(content)
-        return path
     path.write_bytes(content)
     return path
 
@@ -59,8 +54,6 @@ INPUTS = [
     "in.csv",
     "in.parquet",
     "in.CSV.GZ",
-    "in.jsonl.zst",
-    "in.csv.zst",
     "in.txt",
 ]
 

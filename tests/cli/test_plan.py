@@ -17,7 +17,7 @@ from gym_rm.planning.refusals import Infeasible
 from gym_rm.planning.request_settings import PlanSettings
 from gym_rm.policy.grpo_settings import GRPOSettings
 from tests.cli.command import runner
-from tests.planning.example_plans import apart, together
+from tests.planning.example_plans import together
 
 REQUEST = "cluster: {gpus_per_node: 8}\npolicy: {model: Qwen/Qwen3-8B}\n"
 CONFIGS = Path(__file__).parents[2] / "configs" / "plan"
@@ -150,14 +150,6 @@ def test_the_settings_of_the_agent_are_printed_as_its_file(request_file):
 # --- several plans ---------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_plans_are_compared_side_by_side(request_file, planned):
-    apart().save("apart.json")
-    Path("large.yaml").write_text(REQUEST + "name: large\n")
-    shown = run(request_file, "large.yaml", "apart.json").stdout
-    assert re.search(r"large.yaml +8 of 8 +40\.3 s +12\.7", shown)
-    assert re.search(r"apart.json +32 of 32 +24\.3 s \(-40%\) +21\.1 \(\+66%\)", shown)
-
-
 def test_what_if_shows_the_plan_and_each_change(request_file, planned):
     shown = run(request_file, "--what-if", "gpus=16", "--what-if", "nodes=4 memory=141 GiB").stdout
     assert re.search(r"as it is +8 of 8", shown)
@@ -244,8 +236,7 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
         (["cluster=ray"], "cluster must be a mapping of settings"),
         (["-o", "plan.txt"], "-o must end in .json, .yaml, .yml, .svg, .png, got 'plan.txt'"),
         (["request.yaml", "-o", "request.yaml"], "output must not be the input 'request.yaml'"),
-        (["request.yaml", "second.yaml", "-o", "plan.json"], "-o writes one plan"),
-        (["request.yaml", "second.yaml", "--what-if", "gpus=16"], "--what-if changes one request"),
+        (["request.yaml", "second.yaml"], "expected one request, got"),
         (["--what-if", "16"], "--what-if must be settings such as 'gpus=16'"),
         (["--what-if", "gpuz=16"], "gpuz: unknown setting"),
         (["plan.json", "gpus=16"], "holds a plan, which has no settings to change"),

@@ -172,13 +172,6 @@ def test_every_row_has_its_location(tmp_path, monkeypatch, name, text, expected)
     assert locations(name) == expected
 
 
-def test_zstd_files_are_read(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    with pyarrow.CompressedOutputStream(str(tmp_path / "p.jsonl.zst"), "zstd") as file:
-        file.write(json_lines(ROWS).encode())
-    assert values(tmp_path / "p.jsonl.zst") == ROWS
-
-
 def test_a_named_pipe_is_read_as_json_lines(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=write, args=(tmp_path / "pipe", json_lines(ROWS)), daemon=True)
