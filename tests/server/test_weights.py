@@ -83,7 +83,7 @@ def test_every_reply_names_the_model_of_its_scores_while_weights_change(updating
     with ThreadPoolExecutor(2 * len(LABELLED)) as pool:
         asking = [pool.submit(ask_on, path) for path in (*LABELLED, *LABELLED)]
         turn = 0
-        while turn < 12:
+        while turn < 4:
             turn += 1
             seen = len(replies)
             wait_until(lambda: len(replies) > seen + 8)  # noqa: B023
