@@ -87,13 +87,6 @@ def test_the_example_is_the_file_of_one_node():
     assert load_config(PlanSettings, None, EXAMPLE) == load_config(PlanSettings, CONFIGS / "h100_1x8.yaml")
 
 
-def test_settings_that_name_a_model_replace_the_models_of_the_example(planned):
-    assert "example" not in run("reward_models.mine.model=Qwen/Qwen3-4B", "gpus=4").stderr
-    (settings,) = planned
-    assert settings.policy is None
-    assert set(settings.reward_models) == {"mine"}
-
-
 @pytest.mark.parametrize(
     ("base", "changes", "nodes", "per_node"),
     [
@@ -124,12 +117,6 @@ def test_plans_and_pictures_are_written(request_file, planned):
     assert "wrote new/plan.json" in stderr
 
 
-def test_a_written_plan_is_shown_again(request_file, planned):
-    first = run(request_file, "-o", "plan.json").stdout
-    assert run("plan.json").stdout == first
-    assert len(planned) == 1
-
-
 # --- other libraries -------------------------------------------------------------------------------------------------
 
 
@@ -156,11 +143,6 @@ def test_what_if_shows_the_plan_and_each_change(request_file, planned):
     assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\)", shown)
     assert planned[2].cluster.nodes == 4
     assert planned[2].cluster.gpu == {"like": "h100_sxm", "memory": "141 GiB"}
-
-
-def test_a_change_that_does_not_fit_is_a_row_with_its_reason(request_file, planned):
-    shown = " ".join(run(request_file, "--what-if", "gpus=1").stdout.split())
-    assert "does not fit: it needs 3" in shown
 
 
 def test_a_change_that_is_a_mistake_leaves_the_others(request_file, planned):
@@ -218,11 +200,6 @@ def test_all_reasons_are_listed_and_settings_to_paste(request_file, planned):
     ]
 
 
-def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
-    shown = run("policy.model=x", "gpus=1", "--what-if", "gpus=8", code=1).stdout
-    assert re.search(r"gpus=8 +8 of 8", shown)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -252,19 +229,6 @@ def test_a_mistake_in_the_command_is_one_clear_message(request_file, arguments, 
     Path("list.yaml").write_text("- a\n")
     Path("cut.json").write_text('{"format": 3, "name": "x"}')
     assert message in error_of(*arguments)
-
-
-def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, planned):
-    Path("file").write_text("")
-    assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
-
-
-def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
-    def interrupt(settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "make_plan", interrupt)
-    assert run(request_file, code=130).stderr == "interrupted.\n"
 
 
 # --- simulation ------------------------------------------------------------------------------------------------------
