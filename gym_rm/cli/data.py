@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gym_rm.checks import model_source
-from gym_rm.cli.console import fail, quiet_loading
+from gym_rm.cli.console import fail
 from gym_rm.cli.scorer_arguments import Columns
 from gym_rm.errors import ConfigError
 
@@ -35,13 +34,6 @@ def inspect(
             "data set 'org/name' or 'org/name:split'; - for JSON lines from standard input.",
         ),
     ],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Folder or hub id of a model, or embedded:reward_model: count tokens by its chat template."),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Count longer conversations. Default: what the tokenizer allows.")
-    ] = None,
     column: Columns = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -51,7 +43,7 @@ def inspect(
     rows, ties, margins, ratings, sources, lengths, how often the preferred reply is the longer one, equal prompts and
     comparisons, contradictory preferences, and suspicious roles and texts.
 
-    With --tokenizer, it also has the numbers of tokens.
+    Tokens are counted by gym-rm train, which says at its start how many rows are dropped or cut.
 
     Exit codes: 0 done; 1 the file cannot be read, or no row can be used; 2 invalid arguments.
     """
@@ -62,24 +54,15 @@ def inspect(
 
     try:
         renamed = parse_columns(column or [])
-        if tokenizer is None and max_length is not None:
-            raise ConfigError("--max-length needs --tokenizer.")
     except ConfigError as error:
         fail(error, code=2)
-    reader = None
-    if tokenizer is not None:
-        from gym_rm.engine.loading.load_text_reader import reader_of_tokenizer  # loads torch
-
-        quiet_loading()
-        reader = reader_of_tokenizer(model_source("tokenizer", tokenizer), max_length=max_length)
     found = inspect_comparisons(
         load_comparisons(
             "/dev/stdin" if source == "-" else source,
             name=source.rstrip("/").rsplit("/", 1)[-1],
             on_error="drop",
             columns=renamed,
-        ),
-        reader=reader,
+        )
     )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))

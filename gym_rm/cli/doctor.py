@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias
 import typer
 
 import gym_rm
-from gym_rm.config import shipped_folder
 from gym_rm.errors import ConfigError, brief
 
 Findings: TypeAlias = Iterator[tuple[str, ...]]  # marks, what was found, and perhaps what to do about it
@@ -33,7 +31,7 @@ def doctor() -> None:
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
     marks = []
-    for part in (_versions, _extras, _devices, _sandbox, _contents, _self_test):
+    for part in (_versions, _extras, _devices, _sandbox, _self_test):
         typer.echo(f"\n{part.__name__.strip('_').replace('_', ' ')}")
         try:
             for mark, *texts in part():
@@ -102,20 +100,6 @@ def _sandbox() -> Findings:
         yield OK, f"programs that a model writes run in {choose('auto', False, None)[0]}"
     except ConfigError as error:
         yield WARNING, str(error), "only kind='code' and the tool 'python' need it"
-
-
-def _contents() -> Findings:
-    from safetensors import safe_open
-
-    assets = Path(gym_rm.__file__).parent / "assets"
-    for file in sorted(assets.glob("*/model.safetensors")):
-        with safe_open(file, "np") as tensors:
-            size = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-        yield OK, f"embedded:{file.parent.name}, {size:,} parameters, {file.stat().st_size / 1e6:.1f} MB"
-    lines = [f"{len(file.read_bytes().splitlines())} {file.stem}" for file in sorted(assets.glob("*.jsonl"))]
-    for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
-        lines.append(f"{len([*shipped_folder(name).glob(pattern)])} files in {name}")
-    yield OK, ", ".join(lines)
 
 
 def _self_test() -> Findings:
