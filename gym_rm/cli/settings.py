@@ -8,7 +8,7 @@ import typer
 from click import HelpFormatter
 
 from gym_rm.cli.console import WIDTH
-from gym_rm.config import Setting, settings_of
+from gym_rm.config import Config, Setting, settings_of
 
 
 def settings(
@@ -61,7 +61,7 @@ def plan_settings() -> dict[str, list[Setting]]:
     from gym_rm.planning import request_settings as schemas
     from gym_rm.planning.simulation import SimulationSettings
 
-    groups = {
+    groups: dict[str, type[Config]] = {
         "cluster.": schemas.ClusterSettings,
         "policy., critic., reward_training.": schemas.TrainingSettings,
         "generation.": schemas.GenerationSettings,

@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_rm.scores import Scores
-from gym_rm.server.mixed_scorer import AnyMessages, ScorerInput
 from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts, TokenIds, TokenLists
 from gym_rm.server.responses import RequestError, json_response, raise_for_rows, sigmoid
 from gym_rm.server.service import Service
@@ -110,7 +109,7 @@ async def models(request: Request) -> Response:
 async def classify(body: ClassifyBody, request: Request) -> Response:
     """Values of texts or of one conversation (vLLM), or rewards of texts (SGLang)."""
     start = time.perf_counter()
-    scores = await _score(request, _inputs(request, body))
+    scores = await _score(request, body)
     if body.text is not None or body.input_ids is not None:
         return _sglang_reply(body, scores, time.perf_counter() - start)
     return _reply(request, body, scores, lambda value: {"label": "LABEL_0", "probs": [value], "num_classes": 1})
@@ -118,7 +117,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
 
 async def pooling(body: InputBody, request: Request) -> Response:
     """Values of texts or of one conversation, as numbers or base64."""
-    scores = await _score(request, _inputs(request, body))
+    scores = await _score(request, body)
     encoding = body.encoding_format
     return _reply(request, body, scores, lambda value: {"object": "pooling", "data": _encoded(value, encoding)})
 
@@ -132,14 +131,15 @@ async def score(body: ScoreBody, request: Request) -> Response:
         raise RequestError("invalid_request", "Input lengths must be either 1:1, 1:N or N:N")
     pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
     conversations = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs]
-    scores = await _score(request, conversations)
+    service: Service = request.app.state.service
+    scores = raise_for_rows(await service.score(conversations, request))
     return _reply(request, body, scores, lambda value: {"object": "score", "score": value})
 
 
 async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     """Rewards of texts, each as an embedding of one number."""
     service: Service = request.app.state.service
-    scores = await _score(request, service.rendered_texts(body.input))
+    scores = raise_for_rows(await service.score_texts(body.input, request))
     data = [
         {"object": "embedding", "index": row, "embedding": _encoded(reward, body.encoding_format)}
         for row, reward in enumerate(scores.rewards.tolist())
@@ -147,16 +147,12 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     return json_response({"object": "list", "data": data, "model": service.model_of(scores), "usage": _usage(scores)})
 
 
-def _inputs(request: Request, body: InputBody) -> list[ScorerInput]:
-    if body.messages is not None:
-        return [AnyMessages(body.messages)]
-    assert body.texts is not None
+async def _score(request: Request, body: InputBody) -> Scores:
     service: Service = request.app.state.service
-    return list(service.rendered_texts(body.texts, add_special_tokens=body.add_special_tokens))
-
-
-async def _score(request: Request, inputs: list[ScorerInput]) -> Scores:
-    return raise_for_rows(await request.app.state.service.score(inputs, request))
+    if body.texts is None:
+        return raise_for_rows(await service.score([body.messages], request, sort="messages"))
+    special = body.add_special_tokens
+    return raise_for_rows(await service.score_texts(body.texts, request, add_special_tokens=special))
 
 
 def _reply(request: Request, body: PoolingBody, scores: Scores, entry: Callable[[float], dict[str, Any]]) -> Response:

@@ -103,11 +103,6 @@ def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
         verifying.step([log("q", "4")], metadata)
 
 
-def test_a_wrong_number_of_metadata_is_an_error(verifying):
-    with pytest.raises(ConfigError, match="one entry for each of the 2 message logs, got 1"):
-        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
-
-
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 

@@ -47,15 +47,6 @@ def pairs(tmp_path):
     return write(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_json_has_settings_and_values(models, pairs):
-    found = values(pairs, "--option", "max_length=512", "--option", "overlong=drop_turns")
-    assert found["settings"]["options"] == {"overlong": "drop_turns", "max_length": 512}
-    (one,) = found["sets"]
-    assert one["preferences"]["accuracy"]["value"] == pytest.approx(RIGHT / 20)
-    assert one["provenance"]["revision"] == "1"
-    assert models["loaded"] == [(None, {"overlong": "drop_turns", "max_length": 512})]
-
-
 def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pairs, tmp_path):
     evaluate(pairs, "-o", tmp_path / "out")
     models["loaded"].clear()

@@ -160,15 +160,6 @@ def test_a_queue_over_the_limit_gets_status_429_with_retry_after(serving, wait_u
     assert int(reply.headers["retry-after"]) >= 1
 
 
-def test_a_request_larger_than_the_queue_is_not_told_to_try_again(serving):
-    with serving(RecordingScorer(), limits={"max_queue": 4}) as (server, client):
-        reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")] * 5})
-        assert code_of(reply) == (413, "too_many_conversations")
-        assert "more than max_queue=4; send several" in reply.json()["error"]["message"]
-        scores = gym_rm.load_scorer(server.url, max_retries=1).score([chat("a", "b" * n) for n in range(1, 10)])
-    assert len(scores.rewards) == 9
-
-
 def test_a_request_over_its_deadline_gets_status_503_and_leaves_the_queue(serving, wait_until):
     gate = Gate()
     with serving(gate, limits={"request_timeout": 0.1}) as (server, client):

@@ -148,20 +148,6 @@ def test_an_invalid_label_does_not_affect_other_requests(serving, policy):
     assert all("'strip'" in reply["error"] for _, reply in answers[1::2])
 
 
-def test_an_exception_of_the_scorer_is_reported_and_the_server_continues(url):
-    crash = {"query": [query("CRASH")], "prompts": [PROMPT]}
-    assert post(url, crash) == (500, {"error": "OSError: the scorer crashed"})
-    assert post(url, {"query": [query("four")], "prompts": [PROMPT]})[0] == 200
-
-
-def test_a_fallback_reward_replaces_a_missing_score(serving, policy):
-    with serving(RecordingScorer(), policy_tokenizer=policy, fallback_reward=-7.0) as (server, _):
-        body = {"query": [query("FAIL"), query("four")], "prompts": [PROMPT] * 2}
-        status, reply = post(server.url + "/get_reward", body)
-    assert (status, reply["rewards"]) == (200, [-7.0, 1.0])
-    assert reply["extra_logs"]["score_ok"] == [0.0, 1.0]
-
-
 def test_the_password_of_the_url_is_the_key(serving, policy):
     import httpx
 
