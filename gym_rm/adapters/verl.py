@@ -4,14 +4,13 @@ verl passes no prompt to reward functions. The manager reads the messages that v
 and the `ground_truth` becomes the prompt's `answer`, for verifiers. A reply without a score raises an error: verl has
 no missing reward and would train on any number returned instead.
 
-The rewards of the steps of a reply are only columns. verl's group estimators add up the rewards of a reply's tokens, so
-to lay them on the tokens of the steps would pay for more steps.
+Of a process reward model, verl gets the reward alone: its group estimators add up the rewards of a reply's tokens, so
+to lay the rewards of steps on their tokens would pay for more steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,19 +92,11 @@ class RewardModelManager:
         )
 
 
-def _columns_of(score: Score) -> dict[str, Any]:
-    """Return what verl logs of a reply.
-
-    Every row needs all columns, and verl puts those of a batch into one array, which lists of different lengths do not
-    fit into: the steps are JSON texts.
-    """
-    steps = [[] if each is None else each.tolist() for each in (score.step_rewards, score.step_ends)]
+def _columns_of(score: Score) -> dict[str, float]:
+    """Return the numbers that verl logs of a reply; every row of a batch needs the same ones."""
     return {
         "score": score.reward,
         "num_tokens": float(score.num_tokens),
         "truncated_tokens": float(score.truncated_tokens),
         **{f"component_{name}": value for name, value in score.components.items()},
-        "num_steps": float(len(steps[0])),
-        "step_rewards": json.dumps(steps[0]),
-        "step_ends": json.dumps(steps[1]),
     }

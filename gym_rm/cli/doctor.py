@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import typer
@@ -31,7 +30,7 @@ def doctor() -> None:
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
     marks = []
-    for part in (_versions, _extras, _devices, _sandbox, _self_test):
+    for part in (_versions, _devices, _sandbox, _self_test):
         typer.echo(f"\n{part.__name__.strip('_').replace('_', ' ')}")
         try:
             for mark, *texts in part():
@@ -43,39 +42,12 @@ def doctor() -> None:
     raise typer.Exit(PROBLEM in marks)
 
 
-def _needed(extra: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield a requirement of an extra, or of the package; its version, if installed; and whether that is right."""
-    from packaging.requirements import Requirement  # transformers needs it too
-
-    for each in map(Requirement, requires("gym-rm") or ()):
-        if extra in str(each.marker or "") and (each.marker is None or each.marker.evaluate({"extra": extra})):
-            try:
-                found = version(each.name)
-            except PackageNotFoundError:
-                found = ""
-            yield str(each).partition(";")[0], found, bool(found) and each.specifier.contains(found, prereleases=True)
-
-
 def _versions() -> Findings:
     import torch
 
     yield OK, f"gym_rm {gym_rm.__version__}, Python {platform.python_version()}, {platform.platform()}"
     others = ", ".join(f"{name} {version(name)}" for name in ("transformers", "gymnasium", "numpy"))
     yield OK, f"torch {torch.__version__} (built for CUDA: {torch.version.cuda}), {others}"
-    for name, found, fits in _needed(""):
-        if not fits:
-            yield PROBLEM, f"{name} is needed, but {found or 'nothing'} is installed", f"pip install '{name}'"
-
-
-def _extras() -> Findings:
-    root = Path(gym_rm.__file__).parents[1]
-    source = f"-e '{root}" if (root / "pyproject.toml").is_file() else "'gym-rm"
-    for extra in metadata("gym-rm").get_all("Provides-Extra") or ():
-        needed = list(_needed(extra))
-        texts = ", ".join(f"{name} ({found or 'not installed'})" for name, found, _ in needed)
-        advice = [] if all(fits for *_, fits in needed) else [f"to use it: pip install {source}[{extra}]'"]
-        outdated = any(found and not fits for _, found, fits in needed)
-        yield WARNING if outdated else OK, f"{extra}: {texts}{', out of date' * outdated}", *advice
 
 
 def _devices() -> Findings:

@@ -22,8 +22,8 @@ Sort: TypeAlias = Literal["reply", "messages", "turns", "text", "text with speci
 does; every assistant turn; or a text (or token ids) that the caller rendered, without a chat template, as it is or with
 the special tokens of the tokenizer that it lacks."""
 
-ScorerInput: TypeAlias = tuple[Sort, Any]
-"""One input of a request; its conversation can be any JSON value."""
+ScorerInput: TypeAlias = Any
+"""One input of a request: its sort, and a conversation, which can be any JSON value, or a text or token ids."""
 
 
 class MixedScorer:

@@ -19,7 +19,7 @@ from gym_rm.errors import GymRMError, brief, logger
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.server.metrics import Metrics
-from gym_rm.server.mixed_scorer import MixedScorer, Sort
+from gym_rm.server.mixed_scorer import MixedScorer, ScorerInput, Sort
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import TextInput
 from gym_rm.server.responses import RequestError
@@ -86,8 +86,9 @@ class Service:
                 retry_after=1,
             )
         self._queued += len(inputs)
+        marked: list[ScorerInput] = [(sort, each) for each in inputs]
         try:
-            return await self._wait(self.batching.submit([(sort, each) for each in inputs], prompts), request)
+            return await self._wait(self.batching.submit(marked, prompts), request)
         finally:
             self._queued -= len(inputs)
 

@@ -3,7 +3,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from recording import RecordingScorer, chat, rating_steps
+from recording import RecordingScorer, chat
 
 from gym_rm import ConfigError, Prompt
 from gym_rm.adapters.trl import EnvironmentRollout, RewardModelReward
@@ -11,7 +11,6 @@ from gym_rm.data.prompts import load_prompts
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 datasets = pytest.importorskip("datasets")
-pandas = pytest.importorskip("pandas")
 transformers = pytest.importorskip("transformers")
 
 
@@ -53,27 +52,6 @@ def test_metrics_have_stable_names(recorder):
     )
     assert logged == {"helpfulness/unscored": 1.0, "helpfulness/truncated_tokens": 0.0, "helpfulness/length": 4.0}
     assert trl.trainer.utils.get_callable_name(RewardModelReward(recorder)) == "reward_model"
-
-
-def test_steps_are_columns_of_the_completions_table_and_of_rollouts(make_trainer, tmp_path):
-    rollout = EnvironmentRollout(["Why?", "When?"], reward_model=rating_steps)
-    seen = []
-
-    def env_reward(env_reward, env_step_rewards, env_step_ends, **columns):
-        seen.extend(zip(env_reward, env_step_rewards, env_step_ends, strict=True))
-        return env_reward
-
-    rewards = [RewardModelReward(rating_steps), env_reward]
-    options = {"log_completions": True, "max_steps": 1}
-    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout, **options)
-    trainer.train()
-    (path,) = (tmp_path / "completions").iterdir()
-    table = pandas.read_parquet(path)
-    for steps, ends, (reward, of_replies, ends_of_replies) in zip(
-        table["reward_model/step_rewards"], table["reward_model/step_ends"], seen, strict=True
-    ):
-        assert reward == min(steps)
-        assert [steps.tolist(), ends.tolist()] == [*of_replies, *ends_of_replies]
 
 
 # --- columns of the data set ---------------------------------------------------------------------------------------

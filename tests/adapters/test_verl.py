@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import chat, merged, rating_steps
+from recording import chat, merged
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
@@ -105,18 +105,9 @@ def test_concurrent_samples_are_scored_in_one_batch(tokenizer, recorder):
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=merged(recorder, 24))
     results = asyncio.run(run_singles(manager, make_batch(tokenizer, replies)))
     assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in replies]
-    numbers = {"score", "num_tokens", "truncated_tokens", "component_length", "num_steps"}
-    assert results[0]["reward_extra_info"].keys() == numbers | {"step_rewards", "step_ends"}
+    numbers = {"score", "num_tokens", "truncated_tokens", "component_length"}
+    assert results[0]["reward_extra_info"].keys() == numbers
     assert len(recorder.calls) == 1
-
-
-def test_steps_are_columns_that_every_row_has(tokenizer):
-    manager = RewardModelManager(tokenizer=tokenizer, reward_model=rating_steps)
-    results = asyncio.run(run_singles(manager, make_batch(tokenizer, ["One.\n\nTwo two.", "One."])))
-    rows = [result["reward_extra_info"] for result in results]
-    assert [rows[0][name] for name in ("num_steps", "step_rewards", "step_ends")] == [2.0, "[0.4, 0.8]", "[4, 14]"]
-    arrays = [np.array([row[name] for row in rows]) for name in rows[0]]  # as in verl's agent loop
-    assert all(array.shape == (2,) for array in arrays)
 
 
 def test_a_batch_without_raw_prompt_is_an_error(tokenizer, recorder):
