@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -93,12 +92,10 @@ def test_more_clients_may_stay_connected_than_the_usual_limit_of_open_files(star
 def test_a_request_that_takes_too_long_does_not_stop_the_shutdown(start, client, wait_until):
     process, url = start("--option", "drain_timeout=0.5")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(8), timeout=60)
+        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(60), timeout=60)
         wait_until(lambda: queue_of(client, url) == 1)
-        start_of_stop = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-        assert time.monotonic() - start_of_stop < 6
+        process.communicate(timeout=30)  # half of the time that the request takes
         assert process.returncode == 1
         assert waiting.result().json()["error"]["code"] == "draining"
 
@@ -106,14 +103,12 @@ def test_a_request_that_takes_too_long_does_not_stop_the_shutdown(start, client,
 def test_a_second_signal_stops_at_once(start, client, wait_until):
     process, url = start()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(8), timeout=60)
+        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(60), timeout=60)
         wait_until(lambda: queue_of(client, url) == 1)
-        start_of_stop = time.monotonic()
         process.send_signal(signal.SIGINT)
         wait_until(lambda: client.get(url + "/ready").status_code == 503)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-        assert time.monotonic() - start_of_stop < 6
+        process.communicate(timeout=30)  # half of the time that the request takes
         assert process.returncode == 1
         with pytest.raises(httpx.HTTPError):
             waiting.result().raise_for_status()
