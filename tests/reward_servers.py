@@ -180,8 +180,10 @@ def serve(app, listener=None):
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
+    deadline = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive()
+        assert time.monotonic() < deadline
         time.sleep(0.005)
     try:
         yield url_of(listener)
@@ -203,13 +205,9 @@ def url_of(listener):
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def free_port():
-    with bound() as probe:
-        return probe.getsockname()[1]
-
-
-if __name__ == "__main__":  # a process that a test can kill: PORT DELAY
+if __name__ == "__main__":  # a process that a test can kill: DESCRIPTOR DELAY, the open socket of the test
     import uvicorn
 
-    uvicorn.run(RewardApp(delay=float(sys.argv[2])), port=int(sys.argv[1]), log_level="critical", lifespan="off")
+    config = uvicorn.Config(RewardApp(delay=float(sys.argv[2])), log_level="critical", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
     os._exit(0)

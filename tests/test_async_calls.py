@@ -83,11 +83,6 @@ def test_a_call_over_its_time_is_cancelled(calls):
     assert isinstance(slow, TimeoutError)
 
 
-def test_a_wait_for_other_calls_does_not_count():
-    calls = AsyncCalls(max_concurrency=1, timeout=0.1)
-    assert calls.run([lambda: value(0, 0.06)] * 3) == [0, 0, 0]
-
-
 def test_a_call_that_refuses_to_end_is_left_behind(calls, monkeypatch):
     monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.05)
     free, ended = threading.Event(), threading.Event()
@@ -200,17 +195,6 @@ def test_a_fork_gets_a_loop_of_its_own(calls):
     if child == 0:
         os._exit(0 if calls.run([lambda: value(2)]) == [2] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_calls_that_nobody_has_any_more_end_their_thread():
-    calls = AsyncCalls()
-
-    async def thread():
-        return threading.current_thread()
-
-    (found,) = calls.run([thread])
-    del calls
-    assert not found.is_alive()
 
 
 @pytest.mark.parametrize("options", [{"max_concurrency": 0}, {"timeout": 0}, {"timeout": "1"}])

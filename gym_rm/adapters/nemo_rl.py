@@ -1,12 +1,11 @@
-"""NeMo RL: a reward model environment with NeMo RL's `EnvironmentInterface` and NeMo RL's configuration.
+"""NeMo RL: a reward model environment with NeMo RL's `EnvironmentInterface`.
 
-Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment, with the same configuration section.
+Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,9 @@ from gym_rm.data.messages import refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.engine.text.messages import plain_message
-from gym_rm.errors import ConfigError, logger
+from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, try_score
-from gym_rm.scorers.load import SCORER_KINDS, acquire_scorer, release_scorer
+from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.types import Conversation, Prompt
 
 if TYPE_CHECKING:
@@ -43,14 +42,14 @@ class RewardModelEnvironment:
     """NeMo RL environment that scores message logs; every episode has one reply.
 
     Args:
-        config: the `reward_model` section of NeMo RL's `env` (see `read_config`), a section with the `kind` of another
-            scorer and its options (`{"kind": "math"}`), or `{"scorer": scorer}`.
+        config: arguments of `load_scorer`, as in `{"reward_model": "org/name", "dtype": "bfloat16"}` or
+            `{"kind": "math"}`; NeMo RL's `enabled` and `processor` are left out.
         policy_tokenizer: the policy's tokenizer, or its folder or hub id. It is needed if the data processor stores
             prompts as rendered text (as `math_hf_data_processor` does): the messages are parsed from that text.
         fallback_reward: reward of a message log that cannot be scored; None raises ScoringError instead.
 
     Raises:
-        ConfigError: unsupported keys; the message lists all of them.
+        ConfigError: an option is unknown or invalid, such as those of NeMo RL's own environment.
     """
 
     def __init__(
@@ -63,15 +62,13 @@ class RewardModelEnvironment:
         self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
         self._released = False
         self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
-        if set(config) == {"scorer"}:
-            self.scorer: Scorer = acquire_scorer(config["scorer"], {})
-            return
-        if config.get("kind") in SCORER_KINDS:
-            options = {key: value for key, value in config.items() if key not in ("enabled", "processor")}
-            self.scorer = acquire_scorer(options, {})
-            return
-        options = read_config(config)
-        self.scorer = acquire_scorer(options.pop("reward_model"), options)
+        if "model_name" in config:
+            raise ConfigError(
+                f"the section is that of NeMo RL's own environment; write reward_model: {config['model_name']}, and "
+                "dtype, max_length and the other options of load_scorer beside it."
+            )
+        options = {key: value for key, value in config.items() if key not in ("enabled", "processor")}
+        self.scorer: Scorer = acquire_scorer(options.pop("reward_model", None), options)
 
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
         """Score B message logs in one call; the batch may be empty.
@@ -154,53 +151,3 @@ def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
     columns = metadata if isinstance(metadata, Mapping) else {}
     answer_column = "answer" if answer_text(columns.get("ground_truth")) is None else "ground_truth"
     return prompt_of_columns(conversation[:-1], columns, None, answer_column=answer_column)
-
-
-def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate NeMo RL's configuration of its reward model environment into keywords of `load_scorer`.
-
-    Raises:
-        ConfigError: a key asks for something that is not supported; the message lists all such keys.
-    """
-    tokenizer = dict(config.get("tokenizer") or {})
-    model = config.get("model_name")
-    problems = [
-        f"{key} must be {only!r}, got {value!r}"
-        for key, only in ONLY.items()
-        if (value := _get(config, key, only)) != only
-    ]
-    if not isinstance(model, str):
-        problems.append(f"model_name must be the folder or hub id of the reward model, got {model!r}")
-    elif tokenizer.get("name", model) != model:
-        problems.append(f"tokenizer.name must be equal to model_name, got {tokenizer['name']!r}")
-    if problems:
-        raise ConfigError("invalid settings of NeMo RL's reward model environment: " + "; ".join(problems) + ".")
-    ignored = sorted(config.keys() - {"model_name", "precision", "max_model_len", "tokenizer"})
-    logger.info("NeMo RL's settings %s of the reward model have no effect.", ignored)
-    template = tokenizer.get("chat_template", "default")
-    if str(template).endswith(".jinja"):
-        template = Path(template).read_text(encoding="utf-8")
-    options = {
-        "dtype": config.get("precision"),
-        "max_length": config.get("max_model_len"),
-        "chat_template": None if template == "default" else template,
-        "chat_template_kwargs": tokenizer.get("chat_template_kwargs"),
-    }
-    return {"reward_model": model, **{name: value for name, value in options.items() if value is not None}}
-
-
-def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part, default) if isinstance(value, Mapping) else default
-    return value
-
-
-ONLY = {
-    "checkpoint_path": None,
-    "dtensor_cfg.tensor_parallel_size": 1,
-    "dtensor_cfg.context_parallel_size": 1,
-    "reward_model_cfg.reward_model_type": "bradley_terry",
-    "generation": None,
-}
-"""Keys that would change the scores and have no counterpart, with the one value that is supported."""

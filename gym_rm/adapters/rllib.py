@@ -19,62 +19,50 @@ from gym_rm.errors import ConfigError
 tune_registry = require("ray.tune.registry", install="gym-rm[rllib]")
 
 
-class EnvCreator:
-    """Environment factory for RLlib: a vector environment for each runner, and a single one to read the spaces.
-
-    Args:
-        env_id: id of a numeric view, `"RewardModelCandidates-v0"` or `"RewardModelTokens-v0"`.
-        settings: keywords of the environment; the algorithm's `env_config` overrides them.
-
-    Raises:
-        ConfigError: the autoreset mode is not `NEXT_STEP`, which RLlib requires.
-    """
-
-    def __init__(self, env_id: str, **settings: Any) -> None:
-        self.env_id = env_id
-        self.settings = settings
-        _require_next_step(settings)
-
-    def __call__(self, context: Mapping[str, Any]) -> Any:
-        """Return a vector environment if the context has `num_envs`, otherwise a single environment."""
-        settings = {**self.settings, **context}
-        num_envs = settings.pop("num_envs", None)
-        _require_next_step(settings)
-        settings.pop("autoreset_mode", None)
-        if num_envs is None:
-            env: Any = gym.make(self.env_id, **settings)
-            spaces = (env.observation_space, env.action_space)
-        else:
-            env = gym.make_vec(self.env_id, num_envs=num_envs, autoreset_mode="NextStep", **settings)
-            spaces = (env.single_observation_space, env.single_action_space)
-        if any(isinstance(space, ConversationSpace | UnicodeText) for space in spaces):
-            raise ConfigError(
-                f"env_id must name an environment with numeric spaces, got {self.env_id!r}; use a numeric view such as "
-                "'RewardModelCandidates-v0' or 'RewardModelTokens-v0'."
-            )
-        return env
-
-
 def register(env_id: str, **settings: Any) -> str:
     """Register an environment with RLlib and return its name, the argument of `.environment(...)`.
 
-    The algorithm also needs `.env_runners(gym_env_vectorize_mode="vector_entry_point", sample_timeout_s=None)` and,
-    because observations are token ids, the connector `FlattenObservations`. By default RLlib restarts a failed runner
-    and continues without its samples; `.fault_tolerance(restart_failed_env_runners=False)` makes `build_algo` raise the
-    error of an invalid `env_config`, and `train` raise one if the reward model fails.
+    A runner gets a vector environment, and RLlib a single one to read the spaces. The algorithm's `env_config`
+    overrides the settings. It also needs `.env_runners(gym_env_vectorize_mode="vector_entry_point",
+    sample_timeout_s=None)` and, because observations are token ids, the connector `FlattenObservations`. By default
+    RLlib restarts a failed runner and continues without its samples; `.fault_tolerance(restart_failed_env_runners=
+    False)` makes `build_algo` raise the error of an invalid `env_config`, and `train` raise one if the reward model
+    fails.
 
     Args:
-        env_id: id of a numeric view.
+        env_id: id of a numeric view, `"RewardModelCandidates-v0"` or `"RewardModelTokens-v0"`.
         settings: keywords of the environment, such as `reward_model="http://127.0.0.1:5000"`.
 
     Raises:
         ConfigError: the spaces are not numeric, the autoreset mode is not `NEXT_STEP`, or another setting is invalid.
     """
+
+    def create(context: Mapping[str, Any]) -> Any:
+        return _make(env_id, {**settings, **context})
+
     name = f"{env_id}-{uuid.uuid4().hex[:8]}"
-    creator = EnvCreator(env_id, **settings)
-    creator({}).close()  # RLlib hides errors of its runners, so invalid settings must raise here
-    tune_registry.register_env(name, creator)
+    create({}).close()  # RLlib hides errors of its runners, so invalid settings must raise here
+    tune_registry.register_env(name, create)
     return name
+
+
+def _make(env_id: str, settings: dict[str, Any]) -> Any:
+    """Return a vector environment if `num_envs` is set, otherwise a single environment."""
+    num_envs = settings.pop("num_envs", None)
+    _require_next_step(settings)
+    settings.pop("autoreset_mode", None)
+    if num_envs is None:
+        env: Any = gym.make(env_id, **settings)
+        spaces = (env.observation_space, env.action_space)
+    else:
+        env = gym.make_vec(env_id, num_envs=num_envs, autoreset_mode="NextStep", **settings)
+        spaces = (env.single_observation_space, env.single_action_space)
+    if any(isinstance(space, ConversationSpace | UnicodeText) for space in spaces):
+        raise ConfigError(
+            f"env_id must name an environment with numeric spaces, got {env_id!r}; use a numeric view such as "
+            "'RewardModelCandidates-v0' or 'RewardModelTokens-v0'."
+        )
+    return env
 
 
 def _require_next_step(settings: Mapping[str, Any]) -> None:

@@ -1,85 +1,25 @@
-"""TorchRL: specs for the text spaces, so that `GymWrapper` accepts the environments, and a transform for `ChatEnv`.
+"""TorchRL: a transform that rewards the replies of `ChatEnv`, TorchRL's environment for language models.
 
-Importing this module registers the specs with TorchRL.
+TorchRL's own `GymWrapper` takes the numeric views, made with `autoreset_mode="Disabled"`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from gymnasium import Env
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from gym_rm.adapters import require
 from gym_rm.checks import boolean, finite
 from gym_rm.data.policy_texts import without_end_tokens
 from gym_rm.data.prompts import prompt_of_columns
-from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import ScorerLike, try_score
 from gym_rm.scorers.load import load_scorer
 from gym_rm.types import Conversation
 
 torch = require("torch", install="gym-rm[torchrl]")
-tensordict = require("tensordict", install="gym-rm[torchrl]")
 specs = require("torchrl.data", install="gym-rm[torchrl]")
-gym_backend = require("torchrl.envs.libs.gym", install="gym-rm[torchrl]")
-NonTensor: Any = specs.NonTensor
 Transform: Any = require("torchrl.envs", install="gym-rm[torchrl]").Transform
-
-
-class ObjectPerElement(NonTensor):  # type: ignore[misc]
-    """A spec with one Python object per element of its shape; `NonTensor` has one object for all elements.
-
-    Args:
-        shape: shape of the spec.
-        example_data: object that `rand`, `zero` and `one` return for every element.
-    """
-
-    def __init__(
-        self, shape: Any = (), device: Any = None, dtype: Any = None, example_data: Any = None, **kwargs: Any
-    ) -> None:
-        # Copies of a NonTensor lose batched=True, so it is always passed here.
-        super().__init__(shape, device=device, dtype=dtype, example_data=example_data, batched=True)
-
-    def rand(self, shape: Any = None) -> Any:
-        """Return `example_data` for every element."""
-        full = (*(shape or ()), *self.shape)
-        return _stack([self.example_data] * math.prod(full), full)
-
-    def _encode_eager(self, val: Any, *, ignore_device: bool = False) -> Any:
-        return _stack([val] if not self.shape else list(val), tuple(self.shape))
-
-
-def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], **options: Any) -> Any:
-    """Return a TorchRL `GymWrapper` around any environment of this package.
-
-    Args:
-        env: a single environment, or a vector environment in autoreset mode `"Disabled"`.
-        options: keywords of `GymWrapper`.
-
-    Raises:
-        ConfigError: the autoreset mode of a vector environment is not `"Disabled"`.
-
-    Example:
-        >>> import gymnasium as gym, gym_rm
-        >>> reward_model = lambda conversations: [len(c[-1]["content"]) for c in conversations]
-        >>> envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=reward_model, autoreset_mode="Disabled")
-        >>> envs = wrap(envs)
-        >>> step = envs.step(envs.reset().set("action", tensordict.NonTensorStack("four", "it is four")))
-        >>> step["next", "reward"].flatten().tolist()
-        [4.0, 10.0]
-    """
-    if isinstance(env, VectorEnv):
-        mode = env.metadata.get("autoreset_mode")
-        if mode is not AutoresetMode.DISABLED:
-            raise ConfigError(
-                f"the autoreset mode must be DISABLED for TorchRL, which resets environments itself, got {mode}; make "
-                "the environment with autoreset_mode='Disabled'."
-            )
-    return gym_backend.GymWrapper(env, **options)
 
 
 class RewardModelTransform(Transform):  # type: ignore[misc]
@@ -172,23 +112,3 @@ def _flat(values: Any, dims: int) -> list[Any]:
     for _ in range(dims - 1):
         listed = [each for part in listed for each in part]
     return [each[0] if isinstance(each, list) and len(each) == 1 else each for each in listed]
-
-
-def _stack(values: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Stack objects into non-tensor data of this shape."""
-    if not shape:
-        return tensordict.NonTensorData(values[0])
-    size = len(values) // shape[0] if shape[0] else 0
-    parts = [_stack(values[row * size : (row + 1) * size], shape[1:]) for row in range(shape[0])]
-    return tensordict.lazy_stack(parts)
-
-
-def _spec(example_data: Any) -> Any:
-    def convert(space: Any, *, device: Any = None, batch_size: Any = (), **kwargs: Any) -> ObjectPerElement:
-        return ObjectPerElement(batch_size, device=device, example_data=example_data)
-
-    return convert
-
-
-gym_backend.register_gym_spec_conversion(UnicodeText)(_spec(""))
-gym_backend.register_gym_spec_conversion(ConversationSpace)(_spec([{"role": "user", "content": ""}]))

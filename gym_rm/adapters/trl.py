@@ -34,7 +34,7 @@ from gym_rm.types import Conversation, Prompt
 Rewards = list[float | None]
 
 # Keywords that TRL passes to reward functions besides the columns of the data set.
-NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments"})
+NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra"})
 
 
 class RewardModelReward:
@@ -43,8 +43,7 @@ class RewardModelReward:
     Prompts and completions may be messages or plain texts; a text prompt becomes one user message. The columns of the
     data set (`answer`, ...) reach the scorer as `Prompt`s, so verifiers work as well as reward models. TRL logs
     `rewards/{name}/mean`. This class also logs `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{component}`
-    for each component of the reward. The completions table gets the columns `{name}/step_rewards` and
-    `{name}/step_ends` if the scorer rates steps (`Scores.step_rewards`); TRL's trainers learn from the reward alone.
+    for each component of the reward.
 
     Args:
         reward_model, options: arguments of `load_scorer`.
@@ -71,7 +70,6 @@ class RewardModelReward:
         completions: Sequence[Any],
         *,
         log_metric: Callable[[str, float], None] | None = None,
-        log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> Rewards:
         """Return the rewards of N completions.
@@ -80,11 +78,7 @@ class RewardModelReward:
             ConfigError: a text prompt is already rendered by a chat template.
             ScoringError: a completion has no score, and `on_unscored` is `"raise"`.
         """
-        scores = self._score(prompts, completions, columns)
-        for name in ("step_rewards", "step_ends"):
-            if log_extra is not None and (steps := getattr(scores, name)) is not None:
-                log_extra(f"{self.__name__}/{name}", [each.tolist() for each in steps])
-        return self._report(scores, log_metric)
+        return self._report(self._score(prompts, completions, columns), log_metric)
 
     def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
         size = len(prompts)
@@ -127,7 +121,6 @@ class Rollout:
         mask: for each completion token, 1 if the policy generated it, else 0.
         logprobs: log-probability of each completion token, 0.0 where the mask is 0.
         reward: sum of the rewards of all replies, None if a reply has no score.
-        steps: `step_rewards` and `step_ends` of each reply; empty for a reply without steps.
     """
 
     prompt_ids: list[int]
@@ -135,7 +128,6 @@ class Rollout:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reward: float | None = 0.0
-    steps: dict[str, list[list[float]]] = field(default_factory=lambda: {"step_rewards": [], "step_ends": []})
 
     def add(self, ids: Sequence[int], *, by_policy: bool, logprobs: Sequence[float] | None = None) -> None:
         """Append tokens to the completion."""
@@ -150,8 +142,7 @@ class EnvironmentRollout:
     The completion of a dialogue holds everything after the prompt; results of tools and the user's turns in it are
     masked out of the loss. Sampled tokens stay as they are, also where the template would strip earlier thinking.
     Reward functions get more columns: `env_reward` (sum of the rewards of all replies, None if a reply has no score),
-    `env_step_rewards` and `env_step_ends` (a list for each reply), `prompt_id` and `answer`. Pass
-    `reward_funcs=rollout.env_reward` to train on `env_reward`.
+    `prompt_id` and `answer`. Pass `reward_funcs=rollout.env_reward` to train on `env_reward`.
 
     Args:
         prompts: argument of `load_prompts`. Make the trainer's data set from `dataset_rows`.
@@ -205,9 +196,6 @@ class EnvironmentRollout:
                     failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
                     total = rollouts[row].reward
                     rollouts[row].reward = None if failed or total is None else total + float(rewards[row])
-                    for name, of_replies in rollouts[row].steps.items():
-                        rated = name in infos and infos[f"_{name}"][row]
-                        of_replies.append(infos[name][row].tolist() if rated else [])
                 active &= ~(terminations | truncations)
                 for row in np.flatnonzero(active).tolist():
                     ids = renderer.next_turn(rollouts[row].completion_ids, observations[row][said[row] :])
@@ -218,8 +206,6 @@ class EnvironmentRollout:
             "logprobs": [rollout.logprobs for rollout in rollouts] if trainer.use_vllm else None,
             "env_mask": [rollout.mask for rollout in rollouts],
             "env_reward": [rollout.reward for rollout in rollouts],
-            "env_step_rewards": [rollout.steps["step_rewards"] for rollout in rollouts],
-            "env_step_ends": [rollout.steps["step_ends"] for rollout in rollouts],
             "prompt_id": [prompt.prompt_id for prompt in chosen],
             "answer": [prompt.answer for prompt in chosen],
         }

@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import fail, report_console, stderr, write_json
-from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
+from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import JUDGE_CALLS, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
@@ -42,7 +42,6 @@ def audit(
         int, typer.Option(min=0, max=2, help="Exit with code 3 if the warning level is higher than this.")
     ] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
-    threads: Threads = None,
     option: Options = None,
 ) -> None:
     """Find changes of a reply that raise its score although they do not make it better.
@@ -57,7 +56,7 @@ def audit(
     Exit codes: 0 finished; 1 error; 2 invalid arguments; 3 the warning level is above --max-level; 130 interrupted.
     """
     try:
-        scoring = ScorerArguments.parse(reward_model, option, threads=threads)
+        scoring = ScorerArguments.parse(reward_model, option)
         if output is not None and output.suffix != ".json":
             raise ConfigError(f"-o must end in .json, got {str(output)!r}.")
         keep_inputs([data, scoring.model, scoring.options], [] if output is None else [output])

@@ -6,15 +6,13 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
-from gym_rm.config import Setting
 from gym_rm.documents import replaced_file
 from gym_rm.errors import GymRMError
 
@@ -78,37 +76,3 @@ def quiet_loading() -> None:
         from transformers.utils import logging  # imported here because the import is slow
 
         logging.disable_progress_bar()
-
-
-def command_with_settings(
-    sections: Callable[[], Mapping[str, Sequence[Setting]]], usual: Sequence[str] = ()
-) -> type[TyperCommand]:
-    """Return the class of a command whose help page lists settings, by the title of their section.
-
-    If there are `usual` ones, `--help` has only these, with a sentence for each, and `--help-all` has all of them.
-    """
-
-    class CommandWithSettings(TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            """Read the arguments; `--help-all` is `--help` with all settings."""
-            ctx.meta["short"] = usual and "--help-all" not in args
-            return super().parse_args(ctx, ["--help" if usual and each == "--help-all" else each for each in args])
-
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            """Write the options of the command, then the settings."""
-            super().format_options(ctx, formatter)
-            groups = sections()
-            if ctx.meta.get("short"):
-                every = [setting for settings in groups.values() for setting in settings]
-                rows = [(name, next(each.text for each in every if each.name == name)) for name in usual]
-                with formatter.section("Usual options of a scorer, as --option NAME=VALUE"):
-                    formatter.write_dl([(name, text.split(". ")[0].rstrip(".")) for name, text in rows])
-                formatter.write_paragraph()
-                formatter.write_text(f"All options, by kind of scorer: {ctx.command_path} --help-all")
-                return
-            for title, settings in groups.items():
-                rows = [(each.name, f"{each.text} [{each.type}; default: {each.default}]") for each in settings]
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-    return CommandWithSettings

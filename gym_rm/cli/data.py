@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from gym_rm.cli.console import fail, quiet_loading
+from gym_rm.cli.console import fail
 from gym_rm.cli.scorer_arguments import Columns
-from gym_rm.config import override_values
 from gym_rm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gym_rm.engine.text.renderer import TextReader
 
 data = typer.Typer(
     no_args_is_help=True,
@@ -34,26 +30,10 @@ def inspect(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A .jsonl, .ndjson, .json, .csv or .parquet file, the first four also compressed as .gz or .zst; a "
+            help="A .jsonl, .ndjson, .json, .csv or .parquet file, the first four also compressed as .gz; a "
             "data set 'org/name' or 'org/name:split'; - for JSON lines from standard input.",
         ),
     ],
-    reward_model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of a reward model, or embedded:reward_model: count tokens. Its weights are not read."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The same with the tokenizer of a model that is no reward model yet.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Count longer conversations. Default: what the model can read.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the reward model or of its text; may be repeated."),
-    ] = None,
     column: Columns = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -63,7 +43,7 @@ def inspect(
     rows, ties, margins, ratings, sources, lengths, how often the preferred reply is the longer one, equal prompts and
     comparisons, contradictory preferences, and suspicious roles and texts.
 
-    With --reward-model or --tokenizer, it also has the numbers of tokens.
+    Tokens are counted by gym-rm train, which says at its start how many rows are dropped or cut.
 
     Exit codes: 0 done; 1 the file cannot be read, or no row can be used; 2 invalid arguments.
     """
@@ -72,43 +52,19 @@ def inspect(
     from gym_rm.data.inspection import inspect_comparisons
     from gym_rm.reports.data_tables import inspection_report
 
-    if reward_model is not None and tokenizer is not None:
-        fail(ConfigError("--reward-model and --tokenizer exclude each other: a reward model has a tokenizer."), code=2)
     try:
         renamed = parse_columns(column or [])
     except ConfigError as error:
         fail(error, code=2)
-    reader = _text_reader(reward_model, tokenizer, max_length, option or [])
     found = inspect_comparisons(
         load_comparisons(
             "/dev/stdin" if source == "-" else source,
             name=source.rstrip("/").rsplit("/", 1)[-1],
             on_error="drop",
             columns=renamed,
-        ),
-        reader=reader,
+        )
     )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
         Console(highlight=False).print(inspection_report(found))
-
-
-def _text_reader(
-    reward_model: str | None, tokenizer: str | None, max_length: int | None, overrides: list[str]
-) -> TextReader | None:
-    """Return how a model reads conversations; None if no model is named."""
-    if reward_model is None and tokenizer is None:
-        if overrides or max_length is not None:
-            fail(ConfigError("--option and --max-length need --reward-model or --tokenizer."), code=2)
-        return None
-    from gym_rm.engine.loading.load_text_reader import reader_of_reward_model, reader_of_tokenizer  # loads torch
-
-    quiet_loading()
-    try:
-        options: dict[str, Any] = {**override_values(overrides), "max_length": max_length}
-    except ValueError as error:
-        fail(error, code=2)
-    if tokenizer is not None:
-        return reader_of_tokenizer(tokenizer, **options)
-    return reader_of_reward_model(reward_model, **options)

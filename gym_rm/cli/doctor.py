@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -14,7 +13,6 @@ import numpy as np
 import typer
 
 import gym_rm
-from gym_rm.config import shipped_folder
 from gym_rm.errors import ConfigError, brief
 
 Findings: TypeAlias = Iterator[tuple[str, ...]]  # marks, what was found, and perhaps what to do about it
@@ -39,7 +37,7 @@ def doctor(
     """
     if replay is not None:
         raise typer.Exit(not _tell("replay", _replay(replay)))
-    parts = (_versions, _extras, _devices, _sandbox, _contents, _debugging, _self_test)
+    parts = (_versions, _devices, _sandbox, _debugging, _self_test)
     worked = [_tell(part.__name__.strip("_").replace("_", " "), part(), REPORT) for part in parts]
     raise typer.Exit(not all(worked))
 
@@ -58,39 +56,12 @@ def _tell(title: str, findings: Findings, *advice: str) -> bool:
     return PROBLEM not in marks
 
 
-def _needed(extra: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield a requirement of an extra, or of the package; its version, if installed; and whether that is right."""
-    from packaging.requirements import Requirement  # transformers needs it too
-
-    for each in map(Requirement, requires("gym-rm") or ()):
-        if extra in str(each.marker or "") and (each.marker is None or each.marker.evaluate({"extra": extra})):
-            try:
-                found = version(each.name)
-            except PackageNotFoundError:
-                found = ""
-            yield str(each).partition(";")[0], found, bool(found) and each.specifier.contains(found, prereleases=True)
-
-
 def _versions() -> Findings:
     import torch
 
     yield OK, f"gym_rm {gym_rm.__version__}, Python {platform.python_version()}, {platform.platform()}"
     others = ", ".join(f"{name} {version(name)}" for name in ("transformers", "gymnasium", "numpy"))
     yield OK, f"torch {torch.__version__} (built for CUDA: {torch.version.cuda}), {others}"
-    for name, found, fits in _needed(""):
-        if not fits:
-            yield PROBLEM, f"{name} is needed, but {found or 'nothing'} is installed", f"pip install '{name}'"
-
-
-def _extras() -> Findings:
-    root = Path(gym_rm.__file__).parents[1]
-    source = f"-e '{root}" if (root / "pyproject.toml").is_file() else "'gym-rm"
-    for extra in metadata("gym-rm").get_all("Provides-Extra") or ():
-        needed = list(_needed(extra))
-        texts = ", ".join(f"{name} ({found or 'not installed'})" for name, found, _ in needed)
-        advice = [] if all(fits for *_, fits in needed) else [f"to use it: pip install {source}[{extra}]'"]
-        outdated = any(found and not fits for _, found, fits in needed)
-        yield WARNING if outdated else OK, f"{extra}: {texts}{', out of date' * outdated}", *advice
 
 
 def _devices() -> Findings:
@@ -115,20 +86,6 @@ def _sandbox() -> Findings:
         yield OK, f"programs that a model writes run in {choose('auto', False, None)[0]}"
     except ConfigError as error:
         yield WARNING, str(error), "only kind='code' and the tool 'python' need it"
-
-
-def _contents() -> Findings:
-    from safetensors import safe_open
-
-    assets = Path(gym_rm.__file__).parent / "assets"
-    for file in sorted(assets.glob("*/model.safetensors")):
-        with safe_open(file, "np") as tensors:
-            size = sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-        yield OK, f"embedded:{file.parent.name}, {size:,} parameters, {file.stat().st_size / 1e6:.1f} MB"
-    lines = [f"{len(file.read_bytes().splitlines())} {file.stem}" for file in sorted(assets.glob("*.jsonl"))]
-    for name, pattern in (("agents", "*.py"), ("configs", "*/*.yaml")):
-        lines.append(f"{len([*shipped_folder(name).glob(pattern)])} files in {name}")
-    yield OK, ", ".join(lines)
 
 
 def _debugging() -> Findings:

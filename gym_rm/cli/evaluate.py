@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import exit_codes, fail, stderr, write_json
-from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads, without_key
+from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, without_key
 from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.report import notes
@@ -64,7 +64,6 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
     column: Columns = None,
     batch_size: BatchSize = 128,
-    threads: Threads = None,
     option: Options = None,
 ) -> None:
     """Compare the rewards of a model with preferences: how often does it prefer the better reply?
@@ -88,8 +87,8 @@ def evaluate(
     stores: list[Path | None] = [None if output is None else output / name for name in STORES]
     try:
         # --option is of the first scorer; the second one takes a JSON object.
-        first = ScorerArguments.parse(reward_model, option, threads=threads)
-        second = ScorerArguments.parse(against, threads=threads)
+        first = ScorerArguments.parse(reward_model, option)
+        second = ScorerArguments.parse(against)
         evaluation = Evaluation(
             files=sources,
             benchmark=benchmark,

@@ -13,16 +13,16 @@ from typer.core import TyperGroup
 import gym_rm
 from gym_rm.cli.agent import PASSED_ON, agent, demo, grpo
 from gym_rm.cli.audit import audit
-from gym_rm.cli.console import WIDTH, PrintedWarnings, command_with_settings, exit_codes
+from gym_rm.cli.console import WIDTH, PrintedWarnings, exit_codes
 from gym_rm.cli.data import data
 from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
-from gym_rm.cli.plan import plan, plan_sections
+from gym_rm.cli.plan import plan
 from gym_rm.cli.report import report
 from gym_rm.cli.score import score
-from gym_rm.cli.scorer_arguments import USUAL, scorer_options
 from gym_rm.cli.serve import serve
-from gym_rm.cli.train import train, training_sections
+from gym_rm.cli.settings import settings
+from gym_rm.cli.train import train
 from gym_rm.errors import logger
 
 HOME = re.compile(r"^((?:-\w|--[\w-]+=)?)~(?=/)")
@@ -54,18 +54,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-app.command(cls=command_with_settings(scorer_options, USUAL))(score)
-app.command(cls=command_with_settings(scorer_options, USUAL))(serve)
-app.command(cls=command_with_settings(training_sections))(train)
-app.command(cls=command_with_settings(scorer_options, USUAL))(evaluate)
-app.command(cls=command_with_settings(plan_sections))(plan)
+for command in (score, serve, train, evaluate, plan, audit, report, doctor, demo, settings):
+    app.command()(command)
 app.add_typer(data, name="data", cls=_Commands)
-app.command(cls=command_with_settings(scorer_options, USUAL))(audit)
-app.command()(report)
-app.command()(doctor)
 app.command(context_settings=PASSED_ON)(agent)
 app.command(context_settings=PASSED_ON, add_help_option=False)(grpo)
-app.command()(demo)
 
 
 def main() -> None:

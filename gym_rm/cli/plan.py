@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,17 +18,13 @@ from gym_rm.cli.plan_requests import (
     divide_arguments,
     divide_change,
     divide_simulation,
-    holds_plan,
     is_example,
     read_request,
 )
-from gym_rm.config import Config, Setting, settings_of
 from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.planning import request_settings as schemas
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.request_settings import PlanSettings
-from gym_rm.planning.simulation import SimulationSettings
 from gym_rm.planning.simulation import simulate as run_simulation
 
 if TYPE_CHECKING:
@@ -43,23 +39,7 @@ Or write down what you have and train, and plan that with gym-rm plan request.ya
   policy: {model: Qwen/Qwen3-8B}
   reward_models: {helpful: {model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}
   workload: {num_prompts: 64, group_size: 8, prompt_tokens: 512, reply_tokens: {p50: 400, p95: 1500, max: 2048}}
-gym-rm plan --help lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
-
-
-def plan_sections() -> Mapping[str, Sequence[Setting]]:
-    """Return the settings of a request and of a simulation, for the help page."""
-    groups: dict[str, type[Config]] = {
-        "cluster.": schemas.ClusterSettings,
-        "policy., critic., reward_training.": schemas.TrainingSettings,
-        "generation.": schemas.GenerationSettings,
-        "reward_models.YOUR_NAME., reference.": schemas.RewardModelSettings,
-        "workload.": schemas.WorkloadSettings,
-        "simulation.": SimulationSettings,
-    }
-    prefixes = [name.strip(" .").partition(".")[0] for title in groups for name in title.split(",")]
-    own = [setting for setting in settings_of(PlanSettings) if setting.name not in prefixes]
-    short = Setting("gpus, nodes, gpus_per_node, gpu, memory", "gpus=16", "none", "Short names for the cluster's")
-    return {"NAME=VALUE": [short, *own], **{f"{name}NAME=VALUE": settings_of(each) for name, each in groups.items()}}
+gym-rm settings plan lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
 
 
 def plan(
@@ -103,7 +83,6 @@ def plan(
     gym-rm plan                                      an example
     gym-rm plan request.yaml -o plan.json -o plan.png
     gym-rm plan request.yaml --what-if gpus=16 --what-if gpu=h200_sxm
-    gym-rm plan a.yaml b.yaml
     gym-rm plan request.yaml --simulate simulation.gpu_hours=5000
 
     Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request; 130
@@ -118,16 +97,15 @@ def plan(
     written = output or []
     with exit_codes():
         try:
-            files, overrides = divide_arguments(arguments or [])
+            file, overrides = divide_arguments(arguments or [])
             if gpus or calibrate:
                 _print_hardware(console, calibrate=calibrate)
                 if not arguments:
                     return
-            _check_outputs(written, files, overrides)
-            if len(files) > 1 or what_if:
-                _several(console, _wanted(files, overrides, what_if or []), written, as_json=as_json)
+            _check_outputs(written, file, overrides)
+            if what_if:
+                _with_changes(console, file, overrides, what_if, written, as_json=as_json)
             else:
-                file = files[0] if files else None
                 settings, others = divide_simulation(overrides) if simulate else (None, overrides)
                 found = _planned(file, others)
                 _write(found, written)
@@ -150,15 +128,13 @@ def plan(
             stderr.print(f"wrote {path}", markup=False)
 
 
-def _check_outputs(paths: Sequence[Path], files: Sequence[Path], overrides: Sequence[str]) -> None:
+def _check_outputs(paths: Sequence[Path], file: Path | None, overrides: Sequence[str]) -> None:
     """Check the outputs before the plan is made."""
     for path in paths:
         if path.suffix not in (*PICTURES, *FILES):
             raise ConfigError(f"-o must end in {', '.join((*FILES, *PICTURES))}, got {str(path)!r}.")
-    requests = [read_mapping(file, "a request") for file in files] if paths else []
-    keep_inputs([files, requests, [override.partition("=")[2] for override in overrides]], paths)
-    if paths and len(files) > 1:
-        raise ConfigError("-o writes one plan, got several requests; plan each by itself to write it.")
+    request = read_mapping(file, "a request") if paths and file is not None else {}
+    keep_inputs([file, request, [override.partition("=")[2] for override in overrides]], paths)
 
 
 def make_plan(settings: PlanSettings) -> Plan:
@@ -196,19 +172,26 @@ def _print_hardware(console: Console, *, calibrate: bool) -> None:
     console.print(devices_table(measured))
 
 
-def _several(
-    console: Console, wanted: Mapping[str, tuple[Path | None, Sequence[str]]], written: Sequence[Path], *, as_json: bool
+def _with_changes(
+    console: Console,
+    file: Path | None,
+    overrides: Sequence[str],
+    changes: Sequence[str],
+    written: Sequence[Path],
+    *,
+    as_json: bool,
 ) -> None:
-    """Show plans side by side, by name the file and the settings of each, and then what is wrong with the others.
+    """Show the plan of a request beside those with each of the changes, and then what is wrong with the others.
 
-    Exits with 1 if there is no first plan.
+    Exits with 1 if the request itself has no plan.
     """
     from gym_rm.planning.refusals import Infeasible
     from gym_rm.reports.plan_tables import compare_table
 
+    wanted = {"as it is": overrides} | {change: [*overrides, *divide_change(change)] for change in changes}
     found: dict[str, Plan | Infeasible] = {}
     mistakes = []
-    for name, (file, settings) in wanted.items():
+    for name, settings in wanted.items():
         try:
             found[name] = _planned(file, settings)
         except Infeasible as error:
@@ -217,7 +200,7 @@ def _several(
             if not found:  # the request itself is wrong
                 raise
             mistakes.append(f"{name}: {error}")
-    first = next(iter(found.values()))
+    first = found["as it is"]
     if isinstance(first, Plan):
         _write(first, written)
     if as_json:
@@ -233,20 +216,6 @@ def _several(
         raise ConfigError("\n".join(mistakes))
     if not isinstance(first, Plan):
         raise typer.Exit(1)
-
-
-def _wanted(
-    files: Sequence[Path], overrides: Sequence[str], changes: Sequence[str]
-) -> dict[str, tuple[Path | None, Sequence[str]]]:
-    """Return what is planned by name: several files, or one with each of the changes."""
-    if len(files) < 2:
-        file = next(iter(files), None)
-        return {"as it is": (file, overrides)} | {
-            change: (file, [*overrides, *divide_change(change)]) for change in changes
-        }
-    if changes:
-        raise ConfigError(f"--what-if changes one request, got {', '.join(map(str, files))}.")
-    return {str(file): (file, [] if holds_plan(file) else overrides) for file in files}
 
 
 def _short(error: Infeasible) -> str:

@@ -29,19 +29,17 @@ SHORT_NAMES = ("gpus", "nodes", "gpus_per_node", "gpu", "memory")
 FULL_NODE = 8  # GPUs; a single smaller node grows to it before there are two
 
 
-def divide_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the files and the `name=value` settings among the arguments of the command.
+def divide_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the file and the `name=value` settings among the arguments of the command.
 
     Raises:
-        ConfigError: a file does not exist.
+        ConfigError: the file does not exist, or there are several.
     """
-    files, overrides = [], []
-    for each in arguments:
-        if "=" in each and not os.path.isfile(each):
-            overrides.append(each)
-        else:
-            files.append(settings_file(each, "plan"))
-    return files, overrides
+    overrides = [each for each in arguments if "=" in each and not os.path.isfile(each)]
+    files = [settings_file(each, "plan") for each in arguments if each not in overrides]
+    if len(files) > 1:
+        raise ConfigError(f"expected one request, got {', '.join(map(str, files))}; --what-if compares changes of one.")
+    return next(iter(files), None), overrides
 
 
 def is_example(file: Path | None, overrides: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.cli.console import fail, stderr
-from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments, Threads
+from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments
 from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
@@ -22,7 +22,7 @@ def score(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A .jsonl, .ndjson, .json, .csv or .parquet file, or the first four compressed as .gz or .zst; - for "
+            help="A .jsonl, .ndjson, .json, .csv or .parquet file, or the first four compressed as .gz; - for "
             "JSON lines from standard input.",
         ),
     ],
@@ -41,7 +41,6 @@ def score(
     ] = "last",
     column: Columns = None,
     batch_size: BatchSize = 128,
-    threads: Threads = None,
     option: Options = None,
     key: Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")] = "score",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
@@ -72,7 +71,7 @@ def score(
     invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
     """
     try:
-        scorer = ScorerArguments.parse(reward_model, option, threads=threads)
+        scorer = ScorerArguments.parse(reward_model, option)
         renamed = parse_columns(column or [])
         path = None if source == "-" else Path(source)
         written = None if output == "-" else Path(output)

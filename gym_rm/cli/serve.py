@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 
 from gym_rm.cli.console import fail, warn
-from gym_rm.cli.scorer_arguments import ScorerArguments, Threads, warn_of_embedded
+from gym_rm.cli.scorer_arguments import ScorerArguments, warn_of_embedded
 from gym_rm.errors import ConfigError, GymRMError
 
 KEY_VARIABLE = "GYM_RM_KEY"
 OPEN_FILES = 8192 + 1024  # connections of clients, and files of the scorer
 SECONDS_TO_CLOSE = 2.0  # for a scorer that was still running
-OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
+OF_SERVER = ("fallback_reward", "max_batch_size", "max_wait")
 
 
 def serve(
@@ -39,11 +39,10 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="An option of the scorer (--help-all); also max_queue, request_timeout, drain_timeout and the other "
-            "limits and options of the server (docs/server.md). May be repeated.",
+            help="An option of the scorer (gym-rm settings); also max_queue, request_timeout and the other limits and "
+            "options of the server (docs/server.md). May be repeated.",
         ),
     ] = None,
-    threads: Threads = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; an address other than loopback needs a key.")
     ] = "127.0.0.1",
@@ -65,7 +64,7 @@ def serve(
         from gym_rm.server.options import ServerLimits, ServerOptions, check_host
         from gym_rm.server.serve import RewardServer
 
-        scoring = ScorerArguments.parse(reward_model, option, threads=threads)
+        scoring = ScorerArguments.parse(reward_model, option)
         of_scorer = dict(scoring.options)
         of_server = {name: of_scorer.pop(name) for name in OF_SERVER if name in of_scorer}
         limits = {field.name for field in dataclasses.fields(ServerLimits)} & of_scorer.keys()

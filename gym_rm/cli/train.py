@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gym_rm.cli.console import fail, quiet_loading, stderr, warn
-from gym_rm.config import Setting, load_config, settings_file, settings_of
+from gym_rm.config import load_config, settings_file
 from gym_rm.errors import ConfigError
 
 EXAMPLE = """\
@@ -20,19 +20,7 @@ Nothing to learn from. Pass a file of comparisons, and a model to start from:
   gym-rm data inspect pairs.jsonl                                   # what is in the file?
   gym-rm train data.train=pairs.jsonl data.validation_share=0.1 \\
       model.path=Qwen/Qwen3-0.6B model.new_head=true output=my-reward-model
-gym-rm train --help lists the settings."""
-
-
-def training_sections() -> Mapping[str, Sequence[Setting]]:
-    """Return the settings of a run, for the help page."""
-    from gym_rm.training.reward_model_settings import RewardModelTraining
-
-    fields = RewardModelTraining.model_fields
-    groups: dict[str, Any] = {name: field.annotation for name, field in fields.items()}
-    groups = {name: schema for name, schema in groups.items() if hasattr(schema, "model_fields")}
-    own = [setting for setting in settings_of(RewardModelTraining) if setting.name not in groups]
-    parts = {f"{name}.NAME=VALUE": settings_of(schema) for name, schema in groups.items()}
-    return {"NAME=VALUE": own, **parts}
+gym-rm settings train lists the settings."""
 
 
 def train(

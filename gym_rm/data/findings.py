@@ -35,19 +35,12 @@ class Finding:
     examples: tuple[str, ...] = ()
 
 
-def find_remarks(
-    comparisons: Sequence[Comparison], control_tokens: Callable[[str], Sequence[str]] | None = None
-) -> tuple[Finding, ...]:
-    """Return what may be a mistake in the data, the most frequent remarks first.
-
-    Args:
-        comparisons: the comparisons.
-        control_tokens: function that returns the control tokens of a tokenizer in a text, or None.
-    """
+def find_remarks(comparisons: Sequence[Comparison]) -> tuple[Finding, ...]:
+    """Return what may be a mistake in the data, the most frequent remarks first."""
     return grouped(
         (text, each.where)
         for each in comparisons
-        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens)))
+        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each)))
     )
 
 
@@ -123,7 +116,7 @@ def _of_roles(comparison: Comparison) -> Iterator[str]:
         yield f"a message has the role {role!r}, which models may not know"
 
 
-def _of_texts(comparison: Comparison, control_tokens: Callable[[str], Sequence[str]] | None) -> Iterator[str]:
+def _of_texts(comparison: Comparison) -> Iterator[str]:
     if not any(message["content"].strip() for message in comparison.prompt):
         yield "the prompt has no text"
     for message in comparison.prompt:
@@ -135,7 +128,5 @@ def _of_texts(comparison: Comparison, control_tokens: Callable[[str], Sequence[s
             yield f"a text contains the markup {found[0]!r} of a chat template"
         if found := _TRANSCRIPT.search(text):
             yield f"a text contains {found[1] + ':'!r} like a turn of a transcript"
-        for token in control_tokens(text) if control_tokens is not None else ():
-            yield f"a text contains the control token {token!r} of the tokenizer; it is read as plain text"
     if len({key_of(reply) for reply in comparison.replies}) < len(comparison.replies):
         yield "some replies of the comparison are equal"

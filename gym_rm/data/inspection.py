@@ -14,8 +14,6 @@ import numpy as np
 from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.findings import Finding, find_duplicates, find_remarks, grouped
 from gym_rm.data.pairs import pairs_of
-from gym_rm.data.token_lengths import TokenLengths, measure_tokens
-from gym_rm.engine.text.renderer import TextReader
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Message
 
@@ -79,7 +77,6 @@ class Inspection:
         length_bias: how often the preferred reply is the longer one.
         duplicates: equal prompts, equal comparisons, contradictory preferences.
         remarks: possible mistakes.
-        tokens: numbers of tokens, with a tokenizer.
     """
 
     name: str
@@ -98,7 +95,6 @@ class Inspection:
     length_bias: LengthBias
     duplicates: tuple[Finding, ...]
     remarks: tuple[Finding, ...]
-    tokens: TokenLengths | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values for JSON."""
@@ -107,12 +103,8 @@ class Inspection:
         return plain
 
 
-def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = None) -> Inspection:
+def inspect_comparisons(found: ComparisonSet) -> Inspection:
     """Return what a set holds.
-
-    Args:
-        found: the set.
-        reader: how a model reads conversations, for numbers of tokens.
 
     Example:
         >>> from gym_rm.data.comparisons import load_comparisons
@@ -151,8 +143,7 @@ def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = Non
         },
         length_bias=LengthBias(longer=signs[1], shorter=signs[-1], equal=signs[0]),
         duplicates=find_duplicates(comparisons),
-        remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
-        tokens=None if reader is None else measure_tokens(comparisons, reader),
+        remarks=find_remarks(comparisons),
     )
 
 

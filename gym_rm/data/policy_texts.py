@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from gym_rm.data.messages import refuse_rendered
+from gym_rm.data.messages import prompt_messages
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.types import Conversation, Message
@@ -27,8 +27,6 @@ class PolicyTexts:
         tokenizer: the policy's tokenizer, or the folder or hub id to load it from.
         apply_chat_template: whether the trainer renders its prompts with the tokenizer's chat template. If not, a
             prompt is the text of one user message.
-        input_template: text that the trainer writes around the user message, such as `"User: {}\\n"`. It is only used
-            with `apply_chat_template=False`.
         chat_template_kwargs: extra variables that the trainer passes to the chat template.
 
     Raises:
@@ -47,14 +45,12 @@ class PolicyTexts:
         tokenizer: Any,
         *,
         apply_chat_template: bool = True,
-        input_template: str | None = None,
         **chat_template_kwargs: Any,
     ) -> None:
         if isinstance(tokenizer, str):
             tokenizer = load_tokenizer(tokenizer)
         self._tokenizer = tokenizer
         self._rendered = apply_chat_template
-        self._input_template = (input_template or "{}").partition("{}")
         self._variables = chat_template_kwargs
         ends = {tokenizer.eos_token, tokenizer.pad_token} - {None}
         if apply_chat_template:
@@ -68,8 +64,10 @@ class PolicyTexts:
         Raises:
             ConversationError: the messages do not render to this text.
         """
-        messages = self._read(prompt) if self._rendered else self._plain(prompt)
-        if self._rendered and self._render(messages) != prompt:
+        if not self._rendered:
+            return prompt_messages(prompt, "a prompt")
+        messages = self._read(prompt)
+        if self._render(messages) != prompt:
             raise ConversationError(
                 "the prompt was not written by the chat template of policy_tokenizer: its messages render to "
                 f"{self._render(messages)!r:.300}, but the prompt is {prompt!r:.300}."
@@ -111,11 +109,6 @@ class PolicyTexts:
                 f"policy_tokenizer: {text!r:.300}"
             )
         return self.conversation(text[: start + len(self._to_reply)], text)
-
-    def _plain(self, prompt: str) -> list[Message]:
-        refuse_rendered(prompt, "a prompt")
-        before, _, after = self._input_template
-        return [Message(role="user", content=prompt.removeprefix(before).removesuffix(after))]
 
     def _read(self, prompt: str) -> list[Message]:
         messages: list[Message] = []

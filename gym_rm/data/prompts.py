@@ -30,10 +30,9 @@ def load_prompts(
 
     Args:
         source: None for the embedded set, `"embedded:code"` for the embedded tasks with tests; a `.jsonl`, `.ndjson`,
-            `.json`, `.csv` or `.parquet` file (all but the last also compressed as `.gz` or `.zst`) or a pipe of JSON
-            lines; a hub data set `"org/name"` or
-            `"org/name:split"` (default split: train; needs the extra `data`); a DataFrame; or an iterable of texts,
-            message lists, rows and `Prompt`s, but not a set, which has no order.
+            `.json`, `.csv` or `.parquet` file (all but the last also compressed as `.gz`) or a pipe of JSON lines; a
+            hub data set `"org/name"` or `"org/name:split"` (default split: train; needs the extra `data`); a DataFrame;
+            or an iterable of texts, message lists, rows and `Prompt`s, but not a set, which has no order.
         limit: maximum number of rows to read; None for all.
         max_text_length: maximum characters of a message; None for no limit.
 

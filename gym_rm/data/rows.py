@@ -16,10 +16,8 @@ import json
 import math
 import os
 import re
-import uuid
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar, cast
 
@@ -35,7 +33,6 @@ EMBEDDED = {"embedded": "prompts.jsonl", "embedded:code": "code_prompts.jsonl"}
 """Files of the package by their name as a source; None is the first one."""
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-COMPRESSIONS = (".gz", ".zst")
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 _LIKE_MESSAGES = re.compile(r"""\[\s*\{\s*["'](role|content)["']\s*:""")
@@ -154,7 +151,7 @@ def format_of(path: Path) -> tuple[str | None, str]:
         (('jsonl', '.gz'), (None, ''))
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    compression = suffixes.pop() if suffixes and suffixes[-1] == ".gz" else ""
     return _FORMATS.get(suffixes[-1]) if suffixes else None, compression
 
 
@@ -174,7 +171,7 @@ def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     if stored_as is None or (stored_as == "parquet" and compression):
         raise ConfigError(
             f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or a text file that is "
-            "compressed as .gz or .zst."
+            "compressed as .gz."
         )
     return _rows_of_file(path, stored_as)
 
@@ -215,7 +212,7 @@ def _or_error(parse: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file for reading, and decompress it if its name ends with `.gz` or `.zst`."""
+    """Open a file for reading, and decompress it if its name ends with `.gz`."""
     try:
         return decompressed(path.open("rb"), path)
     except OSError as error:
@@ -223,18 +220,8 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
-    """Return the open file, decompressed according to the suffix of `path`.
-
-    Raises:
-        ConfigError: a `.zst` file, and pyarrow is not installed.
-    """
-    match format_of(path)[1]:
-        case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(fileobj=file))
-        case ".zst":
-            stream = import_pyarrow(f"reading {path}").CompressedInputStream(file, "zstd")
-            return cast(IO[bytes], io.BufferedReader(stream))
-    return file
+    """Return the open file, decompressed if the name of `path` ends with `.gz`."""
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if format_of(path)[1] else file
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
@@ -345,7 +332,7 @@ def _plain_cell(value: Any, where: str, without_binary: bool) -> Any:
     """Return a value of a column format as a value of JSON: bytes, dates and decimal numbers become texts.
 
     Raises:
-        ConfigError: bytes are not UTF-8, a number is infinite, or the type is another one.
+        ConfigError: bytes are not UTF-8, or a number is infinite.
     """
     if isinstance(value, Mapping):
         return {name: _plain_cell(each, f"{where}, {name!r}", without_binary) for name, each in value.items()}
@@ -360,17 +347,11 @@ def _plain_cell(value: Any, where: str, without_binary: bool) -> Any:
             raise ConfigError(
                 f"{where}: expected a text, got {show(value)}, which is not UTF-8; leave the column out."
             ) from error
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, Decimal | datetime.timedelta | uuid.UUID):
-        return str(value)
     if isinstance(value, float) and math.isinf(value):
         raise ConfigError(f"{where}: expected a finite number, got {value}; leave it out (null) if it is not known.")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        f"{where}: expected a text, a number, a list or a mapping, got {show(value)}; leave the column out."
-    )
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _dataset_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:

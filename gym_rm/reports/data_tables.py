@@ -10,7 +10,6 @@ from rich.text import Text
 
 from gym_rm.data.findings import Finding
 from gym_rm.data.inspection import Inspection, Quantiles
-from gym_rm.data.token_lengths import TokenLengths
 from gym_rm.reports.tables import plain_table
 from gym_rm.reports.transcripts import visible
 
@@ -50,28 +49,12 @@ def _summary(found: Inspection) -> Text:
         )
     if found.steps is not None:
         lines.append(f"Labels of steps: {found.steps.count:,}, {found.steps.mean:.1%} good.")
-    lines += [] if found.tokens is None else _token_lines(found.tokens)
     text = Text(visible(found.name), style="bold")
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
 
 
-def _token_lines(tokens: TokenLengths) -> list[str]:
-    lines = [f"Tokens by {tokens.model}, of {tokens.comparisons:,} comparisons:"]
-    if tokens.tokens:
-        lines.append(
-            f"  {tokens.tokens:,} in all; {tokens.unique_tokens:,} if replies share their prompt "
-            f"({tokens.tokens / tokens.unique_tokens:.2f}x fewer)."
-        )
-    if tokens.max_length is not None:
-        lines.append(f"  {tokens.too_long:,} comparisons are longer than max_length={tokens.max_length:,}.")
-    lines += [f"  {each.count:,} cannot be read, for example {each.examples[0]}: {each.text}" for each in tokens.failed]
-    return lines
-
-
 def _lengths_table(found: Inspection) -> Table:
     table = _quantiles_table("Length", found.lengths)
-    if found.tokens is not None and found.tokens.quantiles:
-        table.add_row("tokens of a conversation", *(f"{value:,.0f}" for value in found.tokens.quantiles))
     if found.margins is not None:
         table.add_row("margin", *(f"{value:,.3g}" for value in _five(found.margins)))
     return table

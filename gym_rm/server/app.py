@@ -14,7 +14,7 @@ from starlette.responses import Response
 import gym_rm
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.scorer import Scorer
-from gym_rm.server import llamafactory, native, openrlhf, sglang, slime, vllm
+from gym_rm.server import native, pooling, trainers
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import StrictRoute, invalid_fields
 from gym_rm.server.request_guard import RequestGuard
@@ -31,17 +31,17 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/metrics", native.metrics),
     ("POST", "/v1/rewards", native.rewards),
     ("POST", "/v1/weights", native.weights),
-    ("GET", "/v1/models", vllm.models),
-    ("POST", "/classify", vllm.classify),
-    ("POST", "/v1/classify", vllm.classify),
-    ("PUT", "/classify", sglang.classify),
-    ("POST", "/score", vllm.score),
-    ("POST", "/v1/score", vllm.score),
-    ("POST", "/pooling", vllm.pooling),
-    ("POST", "/v1/embeddings", sglang.embeddings),
-    ("POST", "/get_reward", openrlhf.get_reward),
-    ("POST", "/slime", slime.reward),
-    ("POST", "/llamafactory", llamafactory.scores),
+    ("GET", "/v1/models", pooling.models),
+    ("POST", "/classify", pooling.classify),
+    ("POST", "/v1/classify", pooling.classify),
+    ("PUT", "/classify", pooling.classify),
+    ("POST", "/score", pooling.score),
+    ("POST", "/v1/score", pooling.score),
+    ("POST", "/pooling", pooling.pooling),
+    ("POST", "/v1/embeddings", pooling.embeddings),
+    ("POST", "/get_reward", trainers.openrlhf),
+    ("POST", "/slime", trainers.slime),
+    ("POST", "/llamafactory", trainers.llamafactory),
 )
 
 
@@ -61,9 +61,7 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     app = guarded_app(Service(scorer, given), ROUTES)
     app.state.policy_texts = None
     if given.policy_tokenizer is not None:
-        app.state.policy_texts = PolicyTexts(
-            given.policy_tokenizer, apply_chat_template=given.apply_chat_template, input_template=given.input_template
-        )
+        app.state.policy_texts = PolicyTexts(given.policy_tokenizer, apply_chat_template=given.apply_chat_template)
     app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
     return app
 

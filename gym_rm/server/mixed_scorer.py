@@ -9,8 +9,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.engine.text.messages import check_conversation, reply_text
 from gym_rm.errors import ConversationError, RowError
@@ -18,37 +17,13 @@ from gym_rm.scorer import Scorer, is_relative, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Prompts
 
-
-@dataclass(frozen=True, slots=True)
-class AllTurns:
-    """A conversation whose every assistant turn is scored."""
-
-    conversation: Any
-
-
-@dataclass(frozen=True, slots=True)
-class AnyMessages:
-    """Messages to score whether or not the last one is a reply, as vLLM does."""
-
-    messages: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedText:
-    """A text or token ids that the caller rendered: scored as they are, without a chat template.
-
-    Attributes:
-        content: the text, or the token ids.
-        add_special_tokens: whether to add the special tokens of the tokenizer that the text lacks.
-    """
-
-    content: str | list[int]
-    add_special_tokens: bool = True
-
+Sort: TypeAlias = Literal["reply", "messages", "turns", "text", "text with special tokens"]
+"""What is scored: the reply at the end of a conversation; messages whether or not the last one is a reply, as vLLM
+does; every assistant turn; or a text (or token ids) that the caller rendered, without a chat template, as it is or with
+the special tokens of the tokenizer that it lacks."""
 
 ScorerInput: TypeAlias = Any
-"""A conversation with a reply, `AnyMessages`, `AllTurns` or `RenderedText`; a conversation of a request can be any JSON
-value."""
+"""One input of a request: its sort, and a conversation, which can be any JSON value, or a text or token ids."""
 
 
 class MixedScorer:
@@ -72,18 +47,22 @@ class MixedScorer:
 
     def score(self, conversations: Sequence[ScorerInput], prompts: Prompts = None) -> Scores:
         """Score N inputs; failures are in `Scores.errors`."""
-        rows_of: dict[str, list[int]] = {}
+        rows_of: dict[Sort, list[int]] = {}
         parts, order = [], []
-        for row, one in enumerate(conversations):
+        for row, (sort, value) in enumerate(conversations):
             try:
-                rows_of.setdefault(_sort(one), []).append(row)
+                if "text" not in sort:
+                    checked = check_conversation(value)
+                    if sort == "reply":
+                        reply_text(checked)
+                rows_of.setdefault("reply" if sort == "messages" else sort, []).append(row)
             except ConversationError as error:  # it would make a function fail for all rows of the batch
                 parts.append(Scores.from_rewards([float("nan")], errors=[RowError.of(error)]))
                 order.append(row)
         with self.lock:
             for sort, rows in rows_of.items():
                 given = None if prompts is None else [prompts[row] for row in rows]
-                parts.append(self._score(sort, [conversations[row] for row in rows], given))
+                parts.append(self._score(sort, [conversations[row][1] for row in rows], given))
                 order += rows
         if len(parts) == 1:
             return parts[0]
@@ -91,36 +70,17 @@ class MixedScorer:
         made = [part.provenance for part in parts if part.provenance is not None]
         return dataclasses.replace(scores, provenance=made[0] if made else None)
 
-    def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
-        if sort == "conversation":
-            conversations = [one.messages if isinstance(one, AnyMessages) else one for one in inputs]
-            scores = try_score(self.scorer, conversations, prompts)
+    def _score(self, sort: Sort, values: list[Any], prompts: Prompts) -> Scores:
+        if sort == "reply":
+            scores = try_score(self.scorer, values, prompts)
         elif sort == "turns":
-            scores = try_score(self.scorer, [one.conversation for one in inputs], prompts, turns="all")
+            scores = try_score(self.scorer, values, prompts, turns="all")
         else:
-            texts, special = [one.content for one in inputs], sort == "text with special tokens"
+            special = sort == "text with special tokens"
             try:
-                scores = self.scorer.score_texts(texts, add_special_tokens=special)  # type: ignore[attr-defined]
+                scores = self.scorer.score_texts(values, add_special_tokens=special)  # type: ignore[attr-defined]
             except ScoringError as error:
                 scores = error.scores
             scores = scores.mark_failures()
         self._observe(scores)
         return scores
-
-
-def _sort(one: ScorerInput) -> str:
-    """Return the call of the scorer that an input belongs to.
-
-    Raises:
-        ConversationError: it is not a conversation with a reply.
-    """
-    if isinstance(one, RenderedText):
-        return "text with special tokens" if one.add_special_tokens else "text"
-    if isinstance(one, AllTurns):
-        check_conversation(one.conversation)
-        return "turns"
-    if isinstance(one, AnyMessages):
-        check_conversation(one.messages)
-    else:
-        reply_text(check_conversation(one))
-    return "conversation"

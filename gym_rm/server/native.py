@@ -14,7 +14,7 @@ from gym_rm.data.prompts import name_of
 from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import GymRMError
 from gym_rm.server import page as html_page
-from gym_rm.server.mixed_scorer import AllTurns, ScorerInput
+from gym_rm.server.mixed_scorer import Sort
 from gym_rm.server.request_bodies import RequestBody
 from gym_rm.server.responses import RequestError, json_response
 from gym_rm.server.service import Service
@@ -65,12 +65,10 @@ async def rewards(body: RewardsBody, request: Request) -> Response:
     if body.prompts is not None:
         rows = zip(body.prompts, body.conversations, strict=True)
         prompts = [None if prompt is None else prompt.to_prompt(one) for prompt, one in rows]
-    inputs: list[ScorerInput] = list(body.conversations)
-    if body.turns == "all":
-        if not service.mixed.scores_turns:
-            raise RequestError("not_supported", f"the scorer of {service.model!r} cannot score all turns; omit turns.")
-        inputs = [AllTurns(conversation) for conversation in inputs]
-    scores = await service.score(inputs, request, prompts)
+    if body.turns == "all" and not service.mixed.scores_turns:
+        raise RequestError("not_supported", f"the scorer of {service.model!r} cannot score all turns; omit turns.")
+    sort: Sort = "turns" if body.turns == "all" else "reply"
+    scores = await service.score(body.conversations, request, prompts, sort=sort)
     if body.turns == "last":
         scores = dataclasses.replace(scores, turn_rewards=None)
     return json_response({"model": service.model_of(scores), **scores.to_dict()})

@@ -64,8 +64,7 @@ class ServerOptions:
         limits: limits of requests.
         policy_tokenizer: the policy's tokenizer, or its folder or hub id, for `/get_reward`, `/slime` and
             `/llamafactory`; None if they get no rendered texts.
-        apply_chat_template, input_template: same as OpenRLHF's `--data.apply_chat_template` and
-            `--data.input_template`, but the default is True.
+        apply_chat_template: same as OpenRLHF's `--data.apply_chat_template`, but the default is True.
         fallback_reward: reward of a sample of these routes that cannot be scored; OpenRLHF's log `score_ok` is 0. None
             makes it an error.
         max_batch_size: number of conversations at which a batch is complete, see `MicroBatchingScorer`.
@@ -77,7 +76,6 @@ class ServerOptions:
     limits: ServerLimits = ServerLimits()
     policy_tokenizer: Any = None
     apply_chat_template: bool = True
-    input_template: str | None = None
     fallback_reward: float | None = None
     max_batch_size: int = 1024
     max_wait: float = 0.005

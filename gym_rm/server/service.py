@@ -19,7 +19,7 @@ from gym_rm.scorer import Scorer, try_score
 from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.server.metrics import Metrics
-from gym_rm.server.mixed_scorer import MixedScorer, RenderedText, ScorerInput
+from gym_rm.server.mixed_scorer import MixedScorer, ScorerInput, Sort
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import TextInput
 from gym_rm.server.responses import RequestError
@@ -68,7 +68,9 @@ class Service:
         made = made or getattr(self.scorer, "provenance", None)
         return type(self.scorer).__name__ if made is None else str(made.model)
 
-    async def score(self, inputs: Sequence[ScorerInput], request: Request, prompts: Prompts = None) -> Scores:
+    async def score(
+        self, inputs: Sequence[Any], request: Request, prompts: Prompts = None, *, sort: Sort = "reply"
+    ) -> Scores:
         """Score the inputs of a request together with those of other requests; failures are in `Scores.errors`.
 
         Raises:
@@ -84,8 +86,9 @@ class Service:
                 retry_after=1,
             )
         self._queued += len(inputs)
+        marked: list[ScorerInput] = [(sort, each) for each in inputs]
         try:
-            return await self._wait(self.batching.submit(inputs, prompts), request)
+            return await self._wait(self.batching.submit(marked, prompts), request)
         finally:
             self._queued -= len(inputs)
 
@@ -99,11 +102,11 @@ class Service:
                 f"{self.limits.most_conversations}; send several requests.",
             )
 
-    def rendered_texts(self, texts: TextInput, *, add_special_tokens: bool = True) -> list[RenderedText]:
-        """Return the inputs of a field with rendered texts or token ids.
+    async def score_texts(self, texts: TextInput, request: Request, *, add_special_tokens: bool = True) -> Scores:
+        """Score rendered texts or token ids, which get no special tokens.
 
         Raises:
-            RequestError: the scorer cannot score texts, or the field is empty.
+            RequestError: the scorer cannot score texts, or the field is empty; and as `score`.
         """
         if not self.mixed.scores_texts:
             raise RequestError(
@@ -115,7 +118,8 @@ class Service:
         values: list[Any] = [texts] if single else list(texts)
         if not values or not all(values):
             raise RequestError("invalid_request", "the input is empty; expected at least one text or token.", "input")
-        return [RenderedText(value, add_special_tokens and isinstance(value, str)) for value in values]
+        special = add_special_tokens and isinstance(values[0], str)
+        return await self.score(values, request, sort="text with special tokens" if special else "text")
 
     def draining(self) -> RequestError:
         """Return the refusal of a server that is about to stop."""

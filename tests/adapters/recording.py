@@ -66,19 +66,14 @@ class Verifier:
 
     def __call__(self, conversations, prompts):
         self.rows += zip(conversations, prompts, strict=True)
-        return holds_answer(conversations, prompts)
+        return [
+            None if prompt.answer is None else float(prompt.answer in conversation[-1]["content"])
+            for conversation, prompt in zip(conversations, prompts, strict=True)
+        ]
 
     @property
     def prompts(self):
         return [prompt for _, prompt in self.rows]
-
-
-def holds_answer(conversations, prompts):
-    """`Verifier` as a plain function, for settings that name a function (`"recording:holds_answer"`)."""
-    return [
-        None if prompt.answer is None else float(prompt.answer in conversation[-1]["content"])
-        for conversation, prompt in zip(conversations, prompts, strict=True)
-    ]
 
 
 def answer_must_be_text(conversations, prompts):

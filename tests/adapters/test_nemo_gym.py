@@ -16,11 +16,6 @@ PARAMS = {"input": [{"role": "user", "content": "6 * 7?"}], "parallel_tool_calls
 ROW = {"responses_create_params": PARAMS, "expected_answer": "42", "_ng_task_index": 5, "level": 3}
 
 
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers."""
-    return a * b
-
-
 def message(text):
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
@@ -91,33 +86,6 @@ def test_a_row_without_a_score_is_an_error_or_the_failed_row_of_nemo_gym():
     assert "no reference answer" in failed["_ng_failure_judge_error"]
 
 
-def test_calls_of_tools_are_answered_with_the_text_that_the_policy_reads():
-    with client_of(tools=[multiply], tool_options={"max_calls": 3}) as client:
-        outside = client.post("/multiply", json={"a": 6, "b": 7})
-        client.post("/seed_session", json=ROW)
-        bodies = [("multiply", {"a": 6, "b": 7}), ("multiply", {"a": "x"}), ("divide", {}), ("multiply", {})]
-        answers = [client.post(f"/{name}", json=body) for name, body in bodies]
-        client.post("/verify", json=reply(message("42")))
-        after = client.post("/multiply", json={"a": 6, "b": 7})
-    assert [answer.status_code for answer in answers] == [200, 422, 422, 422]
-    assert answers[0].text == "42"
-    for answer, part in zip(answers[1:], ("invalid arguments", "unknown tool", "used up"), strict=True):
-        assert answer.text.startswith("Error: not executed: ")
-        assert part in answer.text
-    assert all("gym_rm_session" in answer.headers["set-cookie"] for answer in answers)
-    assert outside.status_code == after.status_code == 422
-
-
-def test_a_session_too_many_ends_the_one_that_was_not_used_for_longest():
-    with client_of(max_sessions=2, tools=[multiply]) as client:
-        others = [testclient.TestClient(client.app, base_url="http://127.0.0.1") for _ in range(2)]
-        for one in (client, others[0], client, others[1]):  # the second request of a client starts its session anew
-            assert one.post("/seed_session", json=ROW).status_code == 200
-        answers = [one.post("/multiply", json={"a": 6, "b": 7}) for one in (client, *others)]
-    assert [answer.status_code for answer in answers] == [200, 422, 200]
-    assert "max_sessions=2" in answers[1].json()["error"]["message"]
-
-
 def test_metrics_leave_out_rows_that_failed():
     rows = [{"reward": reward, "_ng_task_index": task} for task, reward in ((0, 1.0), (0, 0.0), (1, 4.0))]
     rows.append({"reward": 0.0, "_ng_task_index": 1, "_ng_failure_class": "judge_failed"})
@@ -142,11 +110,10 @@ def test_metrics_leave_out_rows_that_failed():
         ("/aggregate_metrics", b'{"verify_responses": [7]}'),
         ("/aggregate_metrics", b'{"verify_responses": [{"reward": 1' + b"0" * 400 + b"}]}"),
         ("/aggregate_metrics", b'{"verify_responses": [{"reward": 1e999}]}'),
-        ("/multiply", b"[]"),
     ],
 )
 def test_hostile_bodies_are_refused_with_a_reason(path, body):
-    with client_of(tools=[multiply]) as client:
+    with client_of() as client:
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["message"]
@@ -172,6 +139,7 @@ def test_what_cannot_be_served_is_refused_at_the_start():
         {"prompts": ["Hi"]},
         {"max_turns": 2},
         {"tool": []},
+        {"tools": ["calculator"]},
         {"failed_rows": "zero"},
     ):
         with pytest.raises(ConfigError):

@@ -3,53 +3,18 @@ import torch
 from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
-from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
+from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment
 from gym_rm.data.prompts import name_of
-
-RECIPE = {  # section reward_model of NeMo RL's grpo_rm_1B.yaml
-    "enabled": True,
-    "model_name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
-    "tokenizer": {"name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"},
-    "precision": "bfloat16",
-    "batch_size": 4,
-    "checkpoint_path": None,
-    "max_model_len": 2048,
-    "offload_optimizer_for_logprob": False,
-    "resources": {"gpus_per_node": 1, "num_nodes": 1},
-    "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
-    "dtensor_cfg": {
-        "enabled": True,
-        "_v2": True,
-        "cpu_offload": False,
-        "sequence_parallel": False,
-        "activation_checkpointing": False,
-        "tensor_parallel_size": 1,
-        "context_parallel_size": 1,
-        "custom_parallel_plan": None,
-    },
-    "dynamic_batching": {"enabled": False},
-    "sequence_packing": {"enabled": False},
-    "max_grad_norm": None,
-    "generation": None,
-}
 
 
 @pytest.fixture
 def environment(recorder):
-    return RewardModelEnvironment({"scorer": recorder})
+    return RewardModelEnvironment({"reward_model": recorder})
 
 
 def log(*texts):
     """Return a message log in the form of NeMo RL's rollouts, with the tokens of each message."""
     return [{**message, "token_ids": torch.arange(3)} for message in chat(*texts)]
-
-
-def changed(**changes):
-    config = {**RECIPE, "dtensor_cfg": dict(RECIPE["dtensor_cfg"])}
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        config[section] = {**config[section], name: value} if name else value
-    return config
 
 
 # --- the interface -------------------------------------------------------------------------------------------------
@@ -80,13 +45,13 @@ def test_tool_calls_of_a_log_reach_the_scorer(environment, recorder):
 @pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
 def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, value):
     with pytest.raises(ConfigError, match="fallback_reward must be"):
-        RewardModelEnvironment({"scorer": recorder}, fallback_reward=value)
+        RewardModelEnvironment({"reward_model": recorder}, fallback_reward=value)
 
 
 def test_a_log_without_a_score_is_an_error_or_gets_the_fallback_reward(environment):
     with pytest.raises(ScoringError):
         environment.step([log("q", "FAIL"), log("q", "four")], [None, None])
-    environment = RewardModelEnvironment({"scorer": RecordingScorer()}, fallback_reward=-2.0)
+    environment = RewardModelEnvironment({"reward_model": RecordingScorer()}, fallback_reward=-2.0)
     assert environment.step([log("q", "FAIL"), log("q", "four")], [None, None]).rewards.tolist() == [-2.0, 1.0]
 
 
@@ -94,13 +59,13 @@ def test_rendered_prompts_need_the_policy_tokenizer(recorder, policy_path, envir
     prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(ConfigError, match="policy_tokenizer="):
         environment.step([log(prompt, "four<|im_end|>")], [None])
-    environment = RewardModelEnvironment({"scorer": recorder}, policy_tokenizer=policy_path)
+    environment = RewardModelEnvironment({"reward_model": recorder}, policy_tokenizer=policy_path)
     environment.step([log(prompt, "four<|im_end|>")], [None])
     assert recorder.calls == [[chat("How much is 2 + 2?", "four")]]
 
 
 def test_the_last_shutdown_closes_a_scorer_that_environments_share():
-    environments = [RewardModelEnvironment({"scorer": "recording:RecordingScorer"}) for _ in range(2)]
+    environments = [RewardModelEnvironment({"reward_model": "recording:RecordingScorer"}) for _ in range(2)]
     scorer = environments[0].scorer
     assert environments[1].scorer is scorer
     environments[0].shutdown()
@@ -115,7 +80,7 @@ def test_the_last_shutdown_closes_a_scorer_that_environments_share():
 
 @pytest.fixture
 def verifying(verifier):
-    return RewardModelEnvironment({"scorer": verifier})
+    return RewardModelEnvironment({"reward_model": verifier})
 
 
 @pytest.mark.parametrize("key", ["ground_truth", "answer"])
@@ -138,22 +103,14 @@ def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
         verifying.step([log("q", "4")], metadata)
 
 
-def test_a_wrong_number_of_metadata_is_an_error(verifying):
-    with pytest.raises(ConfigError, match="one entry for each of the 2 message logs, got 1"):
-        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
-
-
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_of_nemo_rls_recipe_is_accepted():
-    assert read_config(RECIPE) == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
-
-
-def test_the_error_names_every_unsupported_setting():
-    config = changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, tokenizer__name="another")
-    with pytest.raises(ConfigError) as caught:
-        read_config(config)
-    assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "'another'"))
-    with pytest.raises(ConfigError, match="model_name must be"):
-        read_config(changed(model_name=None))
+def test_a_section_names_a_scorer_and_its_options():
+    environment = RewardModelEnvironment({"enabled": True, "kind": "math"})
+    assert environment.step([log("2 + 2?", "4")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
+    environment.shutdown()
+    with pytest.raises(ConfigError, match="write reward_model: org/name"):
+        RewardModelEnvironment({"model_name": "org/name", "precision": "bfloat16"})
+    with pytest.raises(ConfigError, match="unknown option 'precision'"):
+        RewardModelEnvironment({"precision": "bfloat16"})

@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import gymnasium as gym
 import psutil
 import pytest
 from tasks import CANDIDATES, WINDOW, task_prompts
@@ -15,7 +14,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from gym_rm.adapters.rllib import EnvCreator, register
+from gym_rm.adapters.rllib import register
 from gym_rm.server.serve import RewardServer
 from gym_rm.server.service import CALIBRATION
 
@@ -108,25 +107,9 @@ def registered(scorer, env_id=CANDIDATES, **settings):
 # --- the environments ----------------------------------------------------------------------------------------------
 
 
-def test_the_creator_makes_vector_and_single_environments():
-    creator = EnvCreator(CANDIDATES, reward_model=length, prompts=PROMPTS)
-    envs = creator({"num_envs": 4})
-    assert envs.num_envs == 4
-    assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.NEXT_STEP
-    assert creator({}).observation_space == envs.single_observation_space
-    assert creator({"window": 8}).observation_space.shape == (16,)  # env_config overrides the settings
-
-
-def test_other_autoreset_modes_are_refused():
+def test_what_rllib_cannot_use_is_refused():
     with pytest.raises(ConfigError, match="autoreset_mode must be 'NextStep'"):
-        EnvCreator(CANDIDATES, autoreset_mode="SameStep")
-    with pytest.raises(ConfigError, match="autoreset_mode must be 'NextStep'"):
-        EnvCreator(CANDIDATES)({"autoreset_mode": "Disabled"})
-
-
-def test_text_environments_are_refused():
-    with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
-        EnvCreator("RewardModel-v0", reward_model=length, prompts=PROMPTS)({"num_envs": 2})
+        register(CANDIDATES, autoreset_mode="SameStep")
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         register("RewardModel-v0", reward_model=length, prompts=PROMPTS)
 

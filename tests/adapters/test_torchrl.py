@@ -14,7 +14,7 @@ from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
 
-from gym_rm.adapters.torchrl import RewardModelTransform, wrap
+from gym_rm.adapters.torchrl import RewardModelTransform
 
 
 @pytest.fixture
@@ -35,34 +35,9 @@ def make(recorder):
 
 
 @pytest.mark.parametrize("num_envs", [None, 1, 3])
-@pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
+@pytest.mark.parametrize("env_id", ["RewardModelCandidates-v0", "RewardModelTokens-v0"])
 def test_check_env_specs_passes(make, env_id, num_envs):
     check_env_specs(GymWrapper(make(env_id, num_envs)))
-
-
-def test_actions_are_texts_and_observations_are_conversations(make, recorder):
-    envs = wrap(make(prompts=["one", "two", "three"]))
-    start = envs.reset(seed=0)
-    assert {conversation[0]["content"] for conversation in start["observation"]} <= {"one", "two", "three"}
-    step = envs.step(start.set("action", NonTensorStack("four", "", "it is four")))
-    assert step["next", "reward"].flatten().tolist() == [1.0, 0.0, 2.5]
-    assert [conversation[-1]["content"] for conversation in step["next", "observation"]] == ["four", "", "it is four"]
-    assert len(recorder.calls) == 1
-
-
-def test_a_rollout_resets_only_the_rows_whose_episode_has_ended(make, recorder):
-    prompts = [{"prompt": "short"}, {"prompt": "long", "user_turns": ["and then?"] * 3}]
-    envs = wrap(make(num_envs=4, prompts=prompts))
-    rollout = envs.rollout(6, break_when_any_done=False)
-    assert rollout["next", "reward"].shape == (4, 6, 1)
-    assert recorder.num_conversations == 24  # one conversation per row and step
-    ends = rollout["next", "done"].sum(dim=1).flatten().tolist()
-    assert all(1 < count <= 6 for count in ends)
-
-
-def test_other_autoreset_modes_are_refused(make):
-    with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
-        wrap(make(autoreset_mode="SameStep"))
 
 
 # --- ChatEnv -------------------------------------------------------------------------------------------------------

@@ -3,15 +3,14 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from recording import RecordingScorer, chat, rating_steps
+from recording import RecordingScorer, chat
 
-from gym_rm import ConfigError, Prompt, ScoringError
+from gym_rm import ConfigError, Prompt
 from gym_rm.adapters.trl import EnvironmentRollout, RewardModelReward
 from gym_rm.data.prompts import load_prompts
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 datasets = pytest.importorskip("datasets")
-pandas = pytest.importorskip("pandas")
 transformers = pytest.importorskip("transformers")
 
 
@@ -22,13 +21,6 @@ def assistant(text):
 # --- the reward function without a trainer -------------------------------------------------------------------------
 
 
-def test_messages_and_plain_texts_make_the_same_conversation(recorder):
-    reward = RewardModelReward(recorder)
-    assert reward(prompts=[chat("2 + 2?")], completions=[assistant("four")], answer=["4"]) == [1.0]
-    assert reward(prompts=["2 + 2?"], completions=["four"]) == [1.0]
-    assert recorder.calls == [[chat("2 + 2?", "four")]] * 2
-
-
 def test_completions_that_begin_inside_of_the_thinking_are_read():
     reward = RewardModelReward(kind="math", thinking="opened")
     texts = ["It is 5.</think>It is 4.", "It is 4, so"]
@@ -36,11 +28,6 @@ def test_completions_that_begin_inside_of_the_thinking_are_read():
     messages = [[{"role": "assistant", **each}] for each in fields]
     rewards = reward(prompts=["2 + 2?"] * 4, completions=[*texts, *messages], answer=["4"] * 4)
     assert rewards == [1.0, 0.0, 1.0, 0.0]
-
-
-def test_on_unscored_raise_raises_an_error(recorder):
-    with pytest.raises(ScoringError):
-        RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])
 
 
 def test_a_rendered_prompt_is_refused(recorder):
@@ -65,27 +52,6 @@ def test_metrics_have_stable_names(recorder):
     )
     assert logged == {"helpfulness/unscored": 1.0, "helpfulness/truncated_tokens": 0.0, "helpfulness/length": 4.0}
     assert trl.trainer.utils.get_callable_name(RewardModelReward(recorder)) == "reward_model"
-
-
-def test_steps_are_columns_of_the_completions_table_and_of_rollouts(make_trainer, tmp_path):
-    rollout = EnvironmentRollout(["Why?", "When?"], reward_model=rating_steps)
-    seen = []
-
-    def env_reward(env_reward, env_step_rewards, env_step_ends, **columns):
-        seen.extend(zip(env_reward, env_step_rewards, env_step_ends, strict=True))
-        return env_reward
-
-    rewards = [RewardModelReward(rating_steps), env_reward]
-    options = {"log_completions": True, "max_steps": 1}
-    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout, **options)
-    trainer.train()
-    (path,) = (tmp_path / "completions").iterdir()
-    table = pandas.read_parquet(path)
-    for steps, ends, (reward, of_replies, ends_of_replies) in zip(
-        table["reward_model/step_rewards"], table["reward_model/step_ends"], seen, strict=True
-    ):
-        assert reward == min(steps)
-        assert [steps.tolist(), ends.tolist()] == [*of_replies, *ends_of_replies]
 
 
 # --- columns of the data set ---------------------------------------------------------------------------------------
@@ -261,19 +227,6 @@ def test_tool_results_are_masked_and_text_of_others_forges_no_turn(make_trainer,
         assert masked.endswith("<|im_start|>assistant\n")
         assert "Error: " in masked
         assert "Error: " not in sampled
-
-
-def test_a_rollout_passes_the_prompts_to_a_verifier(make_trainer, verifier):
-    answers = {prompt.messages[0]["content"]: prompt.answer for prompt in load_prompts()}
-    rollout = EnvironmentRollout(reward_model=verifier)
-    rewards = [rollout.env_reward, RewardModelReward(verifier)]
-    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout, batch_size=16, max_steps=1)
-    trainer.train()
-    assert len(verifier.rows) == 32  # the environment and the reward function score each of 16 completions
-    assert all(prompt.answer == answers[conversation[0]["content"]] for conversation, prompt in verifier.rows)
-    expected = np.mean([float(prompt.answer in c[-1]["content"]) for c, prompt in verifier.rows[:16]])
-    assert logged(trainer, "rewards/env_reward/mean") == pytest.approx([expected], abs=1e-6)
-    assert logged(trainer, "rewards/reward_model/mean") == pytest.approx([expected], abs=1e-6)
 
 
 def test_a_rollout_without_a_score_has_the_reward_none(make_trainer):

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import chat, merged, rating_steps
+from recording import chat, merged
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
-from gym_rm.adapters.verl import RewardModelManager, compute_score
+from gym_rm.adapters.verl import RewardModelManager
 
 QUESTION = "How much is 90 - 50?"
 REPLIES = ["It is 40.", "no", "It is thirty-seven."]
@@ -38,7 +38,7 @@ class Batch:
         )
 
 
-def make_batch(tokenizer, replies, *, answers=None, make=Batch):
+def make_batch(tokenizer, replies, *, answers=None, info=None, make=Batch):
     """Return a batch in the layout of verl's rollouts: prompts padded on the left, replies on the right."""
     answers = ["40"] * len(replies) if answers is None else answers
     prompt = tokenizer.apply_chat_template(chat(QUESTION), add_generation_prompt=True, return_dict=False)
@@ -53,7 +53,7 @@ def make_batch(tokenizer, replies, *, answers=None, make=Batch):
         "raw_prompt": [chat(QUESTION) for _ in replies],
         "data_source": ["sums"] * len(replies),
         "reward_model": [{"style": "rule", "ground_truth": answer} for answer in answers],
-        "extra_info": [{"question": QUESTION, "index": row} for row in range(len(replies))],
+        "extra_info": [{"index": row, **(info or {})} for row in range(len(replies))],
     }
     arrays = {}
     for name, values in objects.items():
@@ -62,64 +62,34 @@ def make_batch(tokenizer, replies, *, answers=None, make=Batch):
     return make({"prompts": prompts, "responses": responses, "attention_mask": mask}, arrays)
 
 
-# --- functions -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "info",
-    [
-        {"question": QUESTION},
-        {"prompt": None, "question": QUESTION, "index": None},
-        {"prompt": QUESTION},
-        {"prompt": chat(QUESTION), "index": 3},
-    ],
-)
-def test_the_function_scores_the_prompt_and_the_reply(recorder, info):
-    result = asyncio.run(compute_score("sums", "four", "40", info, reward_model=recorder))
-    known = {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}
-    assert result == {**known, "num_steps": 0.0, "step_rewards": "[]", "step_ends": "[]"}
-    assert recorder.calls == [[chat(QUESTION, "four")]]
-
-
-def test_concurrent_calls_are_scored_in_one_batch(recorder):
-    scorer = merged(recorder, 64)
-
-    async def rollouts():
-        return await asyncio.gather(
-            *(compute_score("s", "x" * n, None, {"question": QUESTION}, reward_model=scorer) for n in range(64))
-        )
-
-    assert [result["score"] for result in asyncio.run(rollouts())] == [n / 4 for n in range(64)]
-    assert len(recorder.calls) == 1
-
-
-def test_a_reply_without_a_score_is_an_error(recorder):
-    with pytest.raises(ScoringError):
-        asyncio.run(compute_score("s", "FAIL", "40", {"question": QUESTION}, reward_model=recorder))
-
-
 # --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
-def score_one(reply, ground_truth, info, reward_model):
-    return asyncio.run(compute_score("sums", reply, ground_truth, info, reward_model=reward_model))["score"]
+def score_one(tokenizer, reply, ground_truth, reward_model, info=None):
+    batch = make_batch(tokenizer, [reply], answers=[ground_truth], info=info)
+    manager = RewardModelManager(tokenizer=tokenizer, reward_model=reward_model)
+    return asyncio.run(manager.run_single(batch))["reward_score"]
 
 
-def test_the_ground_truth_and_the_extra_info_reach_a_verifier(verifier):
-    info = {"question": QUESTION, "id": "sum-3", "level": "easy"}
-    assert score_one("It is 40.", "40", info, verifier) == 1.0
-    assert score_one("It is 41.", "40", info, verifier) == 0.0
+def test_a_reply_without_a_score_is_an_error(tokenizer, recorder):
+    with pytest.raises(ScoringError):
+        score_one(tokenizer, "FAIL", "40", recorder)
+
+
+def test_the_ground_truth_and_the_extra_info_reach_a_verifier(tokenizer, verifier):
+    info = {"id": "sum-3", "level": "easy"}
+    assert score_one(tokenizer, "It is 40.", "40", verifier, info) == 1.0
+    assert score_one(tokenizer, "It is 41.", "40", verifier, info) == 0.0
     prompt = verifier.prompts[0]
     assert (prompt.messages, prompt.answer, prompt.prompt_id) == (tuple(chat(QUESTION)), "40", "sum-3")
-    assert prompt.metadata == {"data_source": "sums", "question": QUESTION, "level": "easy"}
+    assert (prompt.metadata["data_source"], prompt.metadata["level"]) == ("sums", "easy")
 
 
 @pytest.mark.parametrize("ground_truth", [None, ["40"]])
-def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(verifier, ground_truth):
+def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(tokenizer, verifier, ground_truth):
     # In verl's GSM8K data set, extra_info['answer'] is the whole solution.
-    info = {"question": QUESTION, "answer": "90 - 50 = 40. #### 40"}
     with pytest.raises(ScoringError):
-        score_one("It is 40.", ground_truth, info, verifier)
+        score_one(tokenizer, "It is 40.", ground_truth, verifier, {"answer": "90 - 50 = 40. #### 40"})
     assert verifier.prompts[0].answer is None
 
 
@@ -135,17 +105,9 @@ def test_concurrent_samples_are_scored_in_one_batch(tokenizer, recorder):
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=merged(recorder, 24))
     results = asyncio.run(run_singles(manager, make_batch(tokenizer, replies)))
     assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in replies]
-    numbers = {"score", "num_tokens", "truncated_tokens", "component_length", "num_steps"}
-    assert results[0]["reward_extra_info"].keys() == numbers | {"step_rewards", "step_ends"}
+    numbers = {"score", "num_tokens", "truncated_tokens", "component_length"}
+    assert results[0]["reward_extra_info"].keys() == numbers
     assert len(recorder.calls) == 1
-
-
-def test_steps_are_columns_that_every_row_has():
-    replies, asked = ("One.\n\nTwo two.", "One."), {"question": QUESTION}
-    rows = [asyncio.run(compute_score("s", reply, None, asked, reward_model=rating_steps)) for reply in replies]
-    assert [rows[0][name] for name in ("num_steps", "step_rewards", "step_ends")] == [2.0, "[0.4, 0.8]", "[4, 14]"]
-    arrays = [np.array([row[name] for row in rows]) for name in rows[0]]  # as in verl's agent loop
-    assert all(array.shape == (2,) for array in arrays)
 
 
 def test_a_batch_without_raw_prompt_is_an_error(tokenizer, recorder):
@@ -201,13 +163,10 @@ def rewards_of_loaded_manager(config, tokenizer, batch):
     return [result["reward_score"] for result in asyncio.run(run())]
 
 
-def test_verl_loads_compute_score_and_the_manager_from_its_configuration(make_real_batch, tokenizer, embedded_scorer):
+def test_verl_loads_the_manager_from_its_configuration(make_real_batch, tokenizer, embedded_scorer):
     pytest.importorskip("verl.experimental.reward_loop.reward_manager.base")
     real_batch = make_real_batch(None)
     expected = embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards.tolist()
-    function = {"path": "pkg://gym_rm.adapters.verl", "name": "compute_score", "reward_kwargs": {"dtype": "float32"}}
-    config = verl_config(custom_reward_function=function)
-    assert rewards_of_loaded_manager(config, tokenizer, real_batch) == expected
     manager = {
         "source": "importlib",
         "name": "RewardModelManager",

@@ -51,15 +51,18 @@ def test_a_misspelt_field_is_an_error_with_the_nearest_one(tmp_path, name, meant
         load_comparisons([{}], columns={name: "Reply"}, on_error="drop")
 
 
-@pytest.mark.parametrize("argument", ["response", "=Reply", ""])
-def test_a_column_has_a_field_and_a_name(argument):
-    with pytest.raises(ConfigError, match="--column must be FIELD=COLUMN"):
-        parse_columns([argument])
-
-
-def test_a_field_has_one_column():
-    with pytest.raises(ConfigError, match="one column for 'prompt'"):
-        parse_columns(["prompt=a", "prompt=b"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["response"], "FIELD=COLUMN"),
+        (["=Reply"], "FIELD=COLUMN"),
+        ([""], "FIELD=COLUMN"),
+        (["prompt=a", "prompt=b"], "one column for 'prompt'"),
+    ],
+)
+def test_a_field_has_one_column(arguments, expected):
+    with pytest.raises(ConfigError, match=f"--column must be {expected}"):
+        parse_columns(arguments)
 
 
 def test_a_column_of_a_users_own_is_no_mistake():

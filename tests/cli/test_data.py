@@ -1,11 +1,9 @@
-import importlib.resources
 import json
 
 import pytest
 
 from tests.cli.command import DATA, needs_data, runner, write
 
-POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PAIR = {"prompt": "Which is larger, 12 or 30?", "chosen": "30", "rejected": "12 is."}
 run = runner("data", "inspect")
 
@@ -28,20 +26,10 @@ def test_rows_of_no_use_are_shown_with_their_reasons(tmp_path):
     assert [each["examples"] for each in found["dropped"]] == [[f"{path} line 2"], [f"{path} line 3"]]
 
 
-def test_tokens_are_those_of_the_model(tmp_path):
-    path = write(tmp_path / "p.jsonl", [PAIR])
-    for arguments in (("--reward-model", "embedded:reward_model"), ("--tokenizer", POLICY)):
-        found = as_dict(path, *arguments, "--max-length", 3)
-        assert (found["tokens"]["comparisons"], found["tokens"]["too_long"]) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
-        (["p.jsonl", "--max-length", "3"], 2, "--max-length need --reward-model or --tokenizer"),
-        (["p.jsonl", "--reward-model", "embedded", "--tokenizer", "a"], 2, "exclude each other"),
-        (["p.jsonl", "--reward-model", "nosuch/folder/here"], 1, "nosuch/folder/here"),
         (["empty.jsonl"], 1, "has no rows"),
     ],
 )

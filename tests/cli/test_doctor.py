@@ -1,5 +1,3 @@
-import importlib.metadata
-
 import pytest
 
 from gym_rm.cli import doctor
@@ -16,13 +14,10 @@ def test_everything_is_found_and_works():
 
 
 def test_what_is_wrong_has_advice_and_hides_nothing_else(monkeypatch):
-    version = importlib.metadata.version
-    monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "numpy" else version(name))
     monkeypatch.setattr(doctor, "KNOWN_SCORE", doctor.KNOWN_SCORE + 0.01)
     monkeypatch.setattr("gym_rm.sandbox.layers.choose", lambda *given: 1 / 0)
     shown = run(code=1).output
-    assert "problem  numpy>=2.1 is needed, but 1.0 is installed\n           -> pip install 'numpy>=2.1'" in shown
     assert "problem  ZeroDivisionError: division by zero" in shown
     assert "problem  the score of a known conversation, 1.0e-02 beside the stored one" in shown
-    for text in ("CPU cores", "server: fastapi", "embedded:reward_model, 1,066,816", "agents", "RewardModel-v0"):
+    for text in ("CPU cores", "transformers", "RewardModel-v0"):
         assert text in shown

@@ -47,15 +47,6 @@ def pairs(tmp_path):
     return write(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_json_has_settings_and_values(models, pairs):
-    found = values(pairs, "--option", "max_length=512", "--option", "overlong=drop_turns")
-    assert found["settings"]["options"] == {"overlong": "drop_turns", "max_length": 512}
-    (one,) = found["sets"]
-    assert one["preferences"]["accuracy"]["value"] == pytest.approx(RIGHT / 20)
-    assert one["provenance"]["revision"] == "1"
-    assert models["loaded"] == [(None, {"overlong": "drop_turns", "max_length": 512})]
-
-
 def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pairs, tmp_path):
     evaluate(pairs, "-o", tmp_path / "out")
     models["loaded"].clear()
@@ -63,15 +54,6 @@ def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pai
     assert models["loaded"] == []
     first = json.loads((tmp_path / "out" / "report.json").read_text())
     assert found["sets"] == first["sets"]
-
-
-def test_only_missing_rows_are_scored_again(models, pairs, tmp_path):
-    evaluate(pairs, "-o", tmp_path / "out")
-    write(pairs, [*PAIRS, {"prompt": "new", "chosen": "aaa", "rejected": "b"}])
-    models[None].calls.clear()
-    evaluate(pairs, "-o", tmp_path / "out")
-    assert models[None].calls == [2]
-    assert len(read(tmp_path / "out" / "scores.jsonl")) == 1 + 21
 
 
 @pytest.mark.parametrize(
@@ -115,21 +97,6 @@ def test_two_models_are_compared(models, pairs, tmp_path):
     assert (tmp_path / "out" / "against.jsonl").is_file()
 
 
-def test_one_file_of_scores_can_be_compared_with_a_model(models, pairs, tmp_path):
-    evaluate(pairs, "-o", tmp_path / "out")
-    models["loaded"].clear()
-    found = values(pairs, "--scores", tmp_path / "out/scores.jsonl", "--against", "short")["sets"][0]
-    assert [name for name, _ in models["loaded"]] == ["short"]
-    assert found["comparison"]["only_first"] == RIGHT
-
-
-def test_several_files_are_sets_of_their_own(models, pairs, tmp_path):
-    other = write(tmp_path / "other.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "bb"}])
-    found = values(pairs, other)["sets"]
-    assert [one["name"] for one in found] == ["pairs.jsonl", "other.jsonl"]
-    assert [one["preferences"]["accuracy"]["value"] for one in found] == [pytest.approx(RIGHT / 20), 0.0]
-
-
 def test_a_malformed_row_stops_or_is_counted(models, pairs):
     write(pairs, [*PAIRS, '{"prompt": "p", "chosen": 3}'])
     assert "line 21" in evaluate(pairs, code=1).stderr
@@ -164,11 +131,6 @@ def test_options_that_make_no_sense_are_refused(pairs, arguments, problem):
     assert problem in evaluate(pairs, *arguments, code=2).stderr
 
 
-def test_an_output_that_cannot_be_written_is_an_error(models, pairs, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in evaluate(pairs, "-o", tmp_path / "file" / "x", code=1).stderr
-
-
 def test_a_benchmark_of_two_models(models, tmp_path):
     rows = write(tmp_path / "rows.jsonl", [{**row, "subset": "alpacaeval-easy"} for row in PAIRS])
     result = evaluate(rows, "--benchmark", "rewardbench", "--against", "short", "-o", tmp_path / "out")
@@ -177,15 +139,3 @@ def test_a_benchmark_of_two_models(models, tmp_path):
     assert [one["model"] for one in found] == ["embedded", "short"]
     assert found[0]["overall"] == pytest.approx(RIGHT / 20)
     assert "alpacaeval-easy" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_a_function_continues_until_its_file_changes(pairs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = "def long(conversations):\n    return [len(one[-1]['content']) for one in conversations]\n"
-    (tmp_path / "rewards_of_test.py").write_text(code)
-    first = evaluate(pairs, "--reward-model", "rewards_of_test:long", "-o", "out")
-    again = evaluate(pairs, "--reward-model", "rewards_of_test:long", "-o", "out")
-    assert "scoring all rows again" not in first.stderr + again.stderr
-    (tmp_path / "rewards_of_test.py").write_text("# another one\n" + code)
-    changed = evaluate(pairs, "--reward-model", "rewards_of_test:long", "-o", "out")
-    assert "scoring all rows again" in changed.stderr

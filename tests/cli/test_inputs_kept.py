@@ -107,12 +107,6 @@ def test_a_run_refuses_to_replace_its_data(folder, source):
         lock_folder(Path("run"), {"data": {"train": (source,)}})
 
 
-def test_a_run_may_read_from_its_own_folder(folder):
-    (folder / "run").mkdir()
-    write(folder / "run" / "prompts.jsonl", PAIRS)
-    keep_inputs(["run/prompts.jsonl"], ["run/metrics.csv", "run/final"])
-
-
 def test_an_input_that_changes_while_it_is_read_is_a_clear_error(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS)
 

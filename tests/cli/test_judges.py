@@ -8,15 +8,11 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 
-from tests.cli.command import read, runner, write
+from tests.cli.command import runner, write
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 PAIRS = [{"prompt": f"question {i}", "chosen": "x" * (i + 5), "rejected": "y" * 4} for i in range(16)]
 PAIRS += [{"prompt": f"question {i}", "chosen": "a secret", "rejected": "z"} for i in range(4)]
-BENCH = [
-    {"source": "mmlu-pro", "question": f"q{i % 3}", "response_A": "x" * (i + 2), "response_B": "y", "label": "A>B"}
-    for i in range(8)
-]
 run = runner()
 
 
@@ -60,21 +56,6 @@ def test_a_served_judge_that_refuses_some_rows_is_reported(judge, tmp_path):
     assert len(judge.requests) == 8  # only the refused rows are asked again
     again = ["evaluate", rows, "--scores", tmp_path / "out" / "scores.jsonl", "--json"]
     assert json.loads(run(*again, code=3).stdout)["sets"][0]["preferences"]["judge"]["num_questions"] == 40
-
-
-def test_a_benchmark_of_a_judge_continues_where_it_stopped(judge, tmp_path):
-    rows = write(tmp_path / "rows.jsonl", BENCH)
-    command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument]
-    command += ["-o", tmp_path / "out", "--batch-size", 4]
-    judge.faults = [None] * 6 + [(401, {"error": {"message": "the key was withdrawn"}})]
-    run(*command, code=1)
-    assert len(read(tmp_path / "out" / "scores.jsonl")) == 1 + 2
-    judge.requests.clear()
-    assert "mmlu-pro" in run(*command).stdout
-    assert len(judge.requests) == 2 * 6
-    report = json.loads((tmp_path / "out" / "report.json").read_text())["benchmarks"][0]
-    assert (report["overall"], report["judge"]["num_questions"]) == (1.0, 16)
-    assert "same verdict in the other order" in (tmp_path / "out" / "report.html").read_text()
 
 
 # --- audit -------------------------------------------------------------------------------------------------------

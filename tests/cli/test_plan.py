@@ -17,7 +17,7 @@ from gym_rm.planning.refusals import Infeasible
 from gym_rm.planning.request_settings import PlanSettings
 from gym_rm.policy.grpo_settings import GRPOSettings
 from tests.cli.command import runner
-from tests.planning.example_plans import apart, together
+from tests.planning.example_plans import together
 
 REQUEST = "cluster: {gpus_per_node: 8}\npolicy: {model: Qwen/Qwen3-8B}\n"
 CONFIGS = Path(__file__).parents[2] / "configs" / "plan"
@@ -87,13 +87,6 @@ def test_the_example_is_the_file_of_one_node():
     assert load_config(PlanSettings, None, EXAMPLE) == load_config(PlanSettings, CONFIGS / "h100_1x8.yaml")
 
 
-def test_settings_that_name_a_model_replace_the_models_of_the_example(planned):
-    assert "example" not in run("reward_models.mine.model=Qwen/Qwen3-4B", "gpus=4").stderr
-    (settings,) = planned
-    assert settings.policy is None
-    assert set(settings.reward_models) == {"mine"}
-
-
 @pytest.mark.parametrize(
     ("base", "changes", "nodes", "per_node"),
     [
@@ -124,12 +117,6 @@ def test_plans_and_pictures_are_written(request_file, planned):
     assert "wrote new/plan.json" in stderr
 
 
-def test_a_written_plan_is_shown_again(request_file, planned):
-    first = run(request_file, "-o", "plan.json").stdout
-    assert run("plan.json").stdout == first
-    assert len(planned) == 1
-
-
 # --- other libraries -------------------------------------------------------------------------------------------------
 
 
@@ -150,25 +137,12 @@ def test_the_settings_of_the_agent_are_printed_as_its_file(request_file):
 # --- several plans ---------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_plans_are_compared_side_by_side(request_file, planned):
-    apart().save("apart.json")
-    Path("large.yaml").write_text(REQUEST + "name: large\n")
-    shown = run(request_file, "large.yaml", "apart.json").stdout
-    assert re.search(r"large.yaml +8 of 8 +40\.3 s +12\.7", shown)
-    assert re.search(r"apart.json +32 of 32 +24\.3 s \(-40%\) +21\.1 \(\+66%\)", shown)
-
-
 def test_what_if_shows_the_plan_and_each_change(request_file, planned):
     shown = run(request_file, "--what-if", "gpus=16", "--what-if", "nodes=4 memory=141 GiB").stdout
     assert re.search(r"as it is +8 of 8", shown)
     assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\)", shown)
     assert planned[2].cluster.nodes == 4
     assert planned[2].cluster.gpu == {"like": "h100_sxm", "memory": "141 GiB"}
-
-
-def test_a_change_that_does_not_fit_is_a_row_with_its_reason(request_file, planned):
-    shown = " ".join(run(request_file, "--what-if", "gpus=1").stdout.split())
-    assert "does not fit: it needs 3" in shown
 
 
 def test_a_change_that_is_a_mistake_leaves_the_others(request_file, planned):
@@ -202,12 +176,6 @@ def test_a_change_of_several_settings_is_divided(change, parts):
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_help_page_lists_every_setting():
-    shown = run("--help").stdout
-    for name in ("tensor_parallel_size", "gpu_memory_utilization", "reply_tokens", "step_seconds", "pools"):
-        assert re.search(rf"^ +{name}\b", shown, re.MULTILINE), name
-
-
 def test_planning_loads_no_torch():
     code = """
 import sys, gym_rm.cli.main
@@ -232,11 +200,6 @@ def test_all_reasons_are_listed_and_settings_to_paste(request_file, planned):
     ]
 
 
-def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
-    shown = run("policy.model=x", "gpus=1", "--what-if", "gpus=8", code=1).stdout
-    assert re.search(r"gpus=8 +8 of 8", shown)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -250,8 +213,7 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
         (["cluster=ray"], "cluster must be a mapping of settings"),
         (["-o", "plan.txt"], "-o must end in .json, .yaml, .yml, .svg, .png, got 'plan.txt'"),
         (["request.yaml", "-o", "request.yaml"], "output must not be the input 'request.yaml'"),
-        (["request.yaml", "second.yaml", "-o", "plan.json"], "-o writes one plan"),
-        (["request.yaml", "second.yaml", "--what-if", "gpus=16"], "--what-if changes one request"),
+        (["request.yaml", "second.yaml"], "expected one request, got"),
         (["--what-if", "16"], "--what-if must be settings such as 'gpus=16'"),
         (["--what-if", "gpuz=16"], "gpuz: unknown setting"),
         (["plan.json", "gpus=16"], "holds a plan, which has no settings to change"),
@@ -267,19 +229,6 @@ def test_a_mistake_in_the_command_is_one_clear_message(request_file, arguments, 
     Path("list.yaml").write_text("- a\n")
     Path("cut.json").write_text('{"format": 3, "name": "x"}')
     assert message in error_of(*arguments)
-
-
-def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, planned):
-    Path("file").write_text("")
-    assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
-
-
-def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
-    def interrupt(settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "make_plan", interrupt)
-    assert run(request_file, code=130).stderr == "interrupted.\n"
 
 
 # --- simulation ------------------------------------------------------------------------------------------------------

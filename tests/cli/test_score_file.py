@@ -18,13 +18,8 @@ from tests.cli.command import FIVE, FOUR, ROWS, USER, LengthScorer, read, run, w
     [
         ({"messages": [USER, FOUR]}, 0.1),
         ({"prompt": "2 + 2?", "response": "five"}, 0.4),
-        ({"prompt": [USER], "response": [FIVE]}, 0.4),
-        ({"messages": [USER], "response": "five"}, 0.4),
         ({"prompt": "2 + 2?", "chosen": "4", "rejected": "five"}, {"chosen": 0.1, "rejected": 0.4}),
-        ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, {"chosen": 0.1, "rejected": 0.4}),
         ({"question": "2 + 2?", "answer": "4", "solutions": [{"text": "five"}, {"text": "4"}]}, [0.4, 0.1]),
-        ({"context": [USER], "completions": [{"rank": 0, "completion": [FOUR]}]}, [0.1]),
-        ({"prompt": "2 + 2?", "responses": ["4", "five"]}, [0.1, 0.4]),
     ],
 )
 def test_every_format_of_row_is_scored(tmp_path, scorer, row, score):
@@ -37,12 +32,7 @@ def test_every_format_of_row_is_scored(tmp_path, scorer, row, score):
     [
         ("{", "not valid JSON"),
         ("[1]", "expected a JSON object, got list [1]"),
-        ({}, "nothing to score; expected 'messages'"),
         ({"prompt": "a"}, "nothing to score; expected 'messages'"),
-        ({"response": "a"}, "expected one of the fields 'messages'"),
-        ({"prompt": "a", "completions": []}, "'completions' must be a list of replies, got list []"),
-        ({"prompt": "a", "solutions": [3]}, "'solutions[0]' must be a text or a list of messages, got int 3"),
-        ({"prompt": "a", "chosen": "b"}, "the field 'rejected' is missing"),
         ({"messages": [USER, FOUR], "score": 1}, "the field 'score' already exists; choose another name with --key"),
         ({"prompt": "a", "response": "bad"}, "it is bad"),
         ({"prompt": "a", "responses": ["fine", "bad"]}, "1: it is bad"),
@@ -68,7 +58,7 @@ def test_skip_writes_the_error_and_continues(tmp_path, scorer):
     assert "score_error" not in out[4]
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     st.lists(
         st.dictionaries(
@@ -167,7 +157,7 @@ def stored_scores(out: Path) -> list:
     return [entry["score"] for entry in entries]
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(cut=st.integers(0, 640))
 def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")

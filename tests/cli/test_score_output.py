@@ -68,20 +68,6 @@ def test_a_second_run_on_one_output_is_refused_and_the_first_is_not_disturbed(
     assert [score for _, score, _ in rows_of(out)] == [index / 10 for index in range(10)]
 
 
-def test_an_output_is_also_locked_under_the_name_of_a_link(tmp_path, monkeypatch, source):
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
-    errors = []
-
-    def load(*args, **options):
-        errors.append(run(source, "-o", tmp_path / "link.jsonl", code=1).stderr)
-        return LengthScorer()
-
-    monkeypatch.setattr(gym_rm, "load_scorer", load)
-    run(source, "-o", tmp_path / "out.jsonl")
-    assert len(errors) == 1
-    assert "another process is writing" in errors[0]
-
-
 # --- continued runs ----------------------------------------------------------------------------------------------
 
 
@@ -99,17 +85,6 @@ def test_an_interrupted_run_is_continued_in_every_format(tmp_path, monkeypatch, 
     run(source, "-o", tmp_path / f"whole.{name}")
     assert out.read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
     assert not any(file.endswith(".new") for file in files(tmp_path))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_of_a_finished_output_nothing_is_scored_again_or_changed(tmp_path, scorer, source, name):
-    out = tmp_path / needs(name)
-    run(source, "-o", out)
-    before = out.read_bytes()
-    run(source, "-o", out)
-    assert scorer.calls == [10]
-    assert out.read_bytes() == before
-    assert files(tmp_path) == sorted(["in.jsonl", name, f"{name}.scores"])
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
@@ -221,11 +196,3 @@ def test_a_missing_package_is_reported_before_anything_is_scored(tmp_path, monke
     result = run(source, "-o", tmp_path / name, code=2)
     assert f"writing {tmp_path / name} needs the package pyarrow; run pip install 'gym-rm[data]'" in result.stderr
     assert scorer.calls == []
-
-
-def test_scores_that_cannot_be_written_in_the_format_stay_stored(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", [{**ROWS[1], "half": "\ud800"}])
-    result = run(source, "-o", tmp_path / "out.csv", code=1)
-    assert "surrogates not allowed" in result.stderr
-    assert "They are in" in result.stderr
-    assert read(tmp_path / "out.csv.scores")[1]["score"] == 0.1

@@ -150,37 +150,6 @@ def test_a_file_where_every_row_is_dropped_is_an_error_that_says_why(tmp_path):
         load_comparisons(path)
 
 
-def test_a_source_without_rows_is_an_error():
-    with pytest.raises(ConfigError, match=r"comparisons: the given list has no rows"):
-        load_comparisons([])
-
-
-def test_one_row_and_only_ties_are_enough():
-    assert len(load_comparisons([BINARY]).comparisons) == 1
-    assert all(each.is_tie for each in load_comparisons([RANKED] * 3).comparisons)
-
-
-def test_a_missing_margin_in_a_table_is_not_an_error():
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame([{**BINARY, "margin": 1.0}, {**BINARY, "margin": math.nan}])
-    assert [each.margin for each in load_comparisons(table).comparisons] == [1.0, None]
-
-
-def test_a_parquet_file_gives_the_same_comparisons(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    rows = [{**RANKED, "context": [USER], "margin": 2.0}] * 3
-    pandas.DataFrame(rows).to_parquet(tmp_path / "p.parquet")
-    for found, expected in zip(
-        load_comparisons(tmp_path / "p.parquet").comparisons, load_comparisons(rows).comparisons, strict=True
-    ):
-        assert (found.prompt, found.replies, found.ranks, found.margin) == (
-            expected.prompt,
-            expected.replies,
-            expected.ranks,
-            expected.margin,
-        )
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -9,8 +9,8 @@ FIVE = {"role": "assistant", "content": "5"}
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
 
 
-def remarks(*rows, control_tokens=None):
-    found = find_remarks(load_comparisons(list(rows)).comparisons, control_tokens)
+def remarks(*rows):
+    found = find_remarks(load_comparisons(list(rows)).comparisons)
     return {each.text: each.count for each in found}
 
 
@@ -52,11 +52,6 @@ def test_an_ordinary_pair_has_no_remark():
 def test_each_possible_mistake_is_reported(row, text):
     found = remarks(row)
     assert any(each.startswith(text) for each in found), found
-
-
-def test_control_tokens_of_a_tokenizer_are_reported():
-    found = remarks({**PAIR, "chosen": "4</s>"}, control_tokens=lambda text: ("</s>",) if "</s>" in text else ())
-    assert found == {"a text contains the control token '</s>' of the tokenizer; it is read as plain text": 1}
 
 
 def test_duplicates_and_contradictions_are_counted_without_the_first_row():

@@ -1,11 +1,10 @@
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from gym_rm.data.comparisons import load_comparisons
-from gym_rm.data.inspection import Quantiles, inspect_comparisons
+from gym_rm.data.inspection import inspect_comparisons
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
@@ -71,10 +70,3 @@ def test_an_inspection_is_plain_json():
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert plain["shapes"] == {"binary": 1}
     assert plain["length_bias"] == {"longer": 0, "shorter": 1, "equal": 0, "accuracy": 0.0}
-
-
-def test_quantiles_leave_out_missing_values():
-    assert Quantiles.of([1.0, math.nan, 3.0]) == Quantiles(
-        2, 2.0, 1.0, 2.0, pytest.approx(2.8), pytest.approx(2.98), 3.0
-    )
-    assert Quantiles.of([math.nan]) is None

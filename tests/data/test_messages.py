@@ -18,13 +18,6 @@ def test_a_text_is_one_message():
     assert parse_messages("hi", "here", "reply", text_role="assistant") == ({"role": "assistant", "content": "hi"},)
 
 
-def test_messages_are_copied_unchanged():
-    given = [USER, FOUR]
-    messages = parse_messages(given, "here", "messages")
-    assert messages == (USER, FOUR)
-    assert messages[0] is not USER
-
-
 def test_keys_with_the_value_none_are_dropped():
     """Column formats add the keys of other messages with the value None."""
     assert parse_messages([{**USER, "name": None}], "here", "messages") == (USER,)
@@ -75,20 +68,10 @@ def test_a_prompt_and_a_reply_become_one_conversation(prompt, reply):
     assert list(join_reply(prompt, reply)) == [USER, FOUR]
 
 
-def test_a_reply_may_contain_several_messages():
-    turns = [FOUR, {"role": "tool", "content": "ok"}, FOUR]
-    assert list(join_reply("2 + 2?", turns)) == [USER, *turns]
-
-
 @pytest.mark.parametrize("content", [IMAGE, None, 3, "text", [{"text": "no type"}], ["text"]])
 def test_other_content_than_text_is_kept(content):
     assert plain_content(content) == content
     assert prompt_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": content}]
-
-
-def test_other_fields_of_a_message_are_kept():
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
-    assert list(join_reply("2 + 2?", [call])) == [USER, call]
 
 
 def test_the_given_messages_are_not_changed():

@@ -89,9 +89,8 @@ def test_a_query_without_its_prompt_is_an_error(policy_path):
 
 
 def test_plain_prompts(policy_path):
-    texts = PolicyTexts(policy_path, apply_chat_template=False, input_template="User: {}\nAssistant: ")
-    prompt = "User: 2 + 2?\nAssistant: "
-    assert texts.conversation(prompt, prompt + "4<|im_end|>") == chat("2 + 2?", "4")
+    texts = PolicyTexts(policy_path, apply_chat_template=False)
+    assert texts.conversation("2 + 2?", "2 + 2?4<|im_end|>") == chat("2 + 2?", "4")
     with pytest.raises(ConfigError, match="chat template has been applied"):
         texts.messages("<|im_start|>user\n2 + 2?<|im_end|>\n")
 

@@ -1,11 +1,8 @@
 import json
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gym_rm.data.prompts import answer_text, load_prompts, prompt_of_columns
 from gym_rm.errors import ConfigError
@@ -115,11 +112,6 @@ def test_the_error_of_an_unusable_text_names_its_row_and_field(row, message):
         load_prompts(["good", row], max_text_length=10)
 
 
-@given(st.lists(st.text(), min_size=1, max_size=5))
-def test_text_is_not_changed(texts):
-    assert [prompt.messages[0]["content"] for prompt in load_prompts(texts)] == texts
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -149,23 +141,11 @@ def test_the_error_of_an_invalid_row_has_its_file_and_line(tmp_path):
         load_prompts(path)
 
 
-def test_a_source_without_rows_is_refused():
-    with pytest.raises(ConfigError, match=r"prompts: the given list has no rows"):
-        load_prompts([])
-
-
 def test_limit():
     assert load_prompts(ROWS, limit=1) == load_prompts(ROWS[:1])
     assert load_prompts(ROWS, limit=9) == load_prompts(ROWS)
     with pytest.raises(ConfigError, match="limit must be an integer of at least 1, got 0"):
         load_prompts(ROWS, limit=0)
-
-
-def test_the_embedded_prompts():
-    prompts = load_prompts(limit=50)
-    assert len(prompts) == 50
-    assert len({prompt.prompt_id for prompt in prompts}) == 50
-    assert all(prompt.messages[-1]["role"] == "user" and prompt.answer for prompt in prompts)
 
 
 @needs_data
@@ -180,23 +160,10 @@ def test_real_prompts():
 # --- rows of a trainer
 
 
-def test_the_columns_of_a_trainer_become_a_prompt():
-    columns = {"id": 7, "answer": 4, "level": "easy", "solutions": ["4"]}
-    assert prompt_of_columns([USER], columns, 3) == Prompt(
-        (USER,), "7", answer="4", metadata={"level": "easy", "solutions": ["4"]}
-    )
-
-
 def test_the_default_name_of_a_prompt_is_its_index():
     assert prompt_of_columns([USER], {}, 3) == Prompt((USER,), "3")
     assert prompt_of_columns([USER], {"prompt_id": None, "id": "b"}, 3).prompt_id == "b"
     assert prompt_of_columns([USER], {"prompt_id": "a", "id": "b"}, 3).prompt_id == "a"
-
-
-@pytest.mark.parametrize("answer", [["4"], {"value": 4}, True, Decimal("4.5"), float("inf")])
-def test_an_answer_of_another_type_in_a_row_is_kept_as_metadata(answer):
-    (prompt,) = load_prompts([{"prompt": "2 + 2?", "answer": answer}])
-    assert (prompt.answer, prompt.metadata) == (None, {"answer": answer})
 
 
 @pytest.mark.parametrize(

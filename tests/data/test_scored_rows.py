@@ -1,14 +1,8 @@
-from pathlib import Path
-
 import pytest
 
-from gym_rm.data.rows import rows_of
 from gym_rm.data.scored_rows import RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 from gym_rm.types import Prompt
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
 
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -50,11 +44,6 @@ def test_a_pair_gives_both_conversations(row):
     assert row_to_score(row, "here", 3) == RowToScore(BOTH, ("chosen", "rejected"), Prompt((USER,), "3"))
 
 
-def test_a_response_is_one_conversation():
-    row = {"prompt": "2 + 2?", "response": "4"}
-    assert row_to_score(row, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
-
-
 @pytest.mark.parametrize("prompt", [{"prompt": "2 + 2?"}, {}])
 @pytest.mark.parametrize("replies", [{"response": "5"}, *({name: ["5"]} for name in NAMES)])
 def test_a_reply_is_not_scored_after_the_reply_in_messages(prompt, replies):
@@ -67,10 +56,6 @@ def test_a_reply_may_continue_after_an_assistant_turn_with_another_role():
     tool = {"role": "tool", "content": "4"}
     row = {"messages": [USER, FIVE], "response": [tool, FOUR]}
     assert row_to_score(row, "here").conversations == ((USER, FIVE, tool, FOUR),)
-
-
-def test_messages_are_a_whole_conversation():
-    assert row_to_score({"messages": [USER, FOUR]}, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
 
 
 @pytest.mark.parametrize(
@@ -105,19 +90,9 @@ def test_replies_take_precedence_over_pair_response_and_messages(without, conver
     assert (list(found.conversations), found.labels) == (conversations, labels)
 
 
-def test_a_second_prompt_field_with_its_own_text_is_refused():
-    with pytest.raises(ConfigError, match="here: 'context' and 'question' are different"):
-        row_to_score({"context": "A text.", "question": "Why?", "response": "4"}, "here")
-
-
 def test_whole_conversations_of_a_pair_may_be_repeated_in_messages():
     row = {"messages": [USER, FOUR], "prompt": "2 + 2?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]}
     assert row_to_score(row, "here").conversations == BOTH
-
-
-def test_fields_that_are_none_are_ignored():
-    row = {"messages": [USER, FOUR], "completions": None, "chosen": None, "rejected": None, "response": None}
-    assert row_to_score(row, "here").conversations == BOTH[:1]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +120,3 @@ def test_fields_that_are_none_are_ignored():
 def test_an_invalid_row_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         row_to_score(row, "here")
-
-
-@needs_data
-def test_real_rows():
-    _, graded = next(rows_of(DATA / "gsm8k_graded.jsonl.gz", "rows"))
-    found = row_to_score(graded, "here")
-    assert len(found.conversations) == len(found.labels) == 4
-    assert found.prompt.messages == found.conversations[0][:-1]
-    assert all(conversation[-1]["role"] == "assistant" for conversation in found.conversations)

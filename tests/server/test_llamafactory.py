@@ -50,9 +50,3 @@ def test_a_text_without_a_score_makes_a_reply_without_scores(served, text, reaso
     assert reason in reply.json()["error"]["message"]
     with pytest.raises(KeyError, match="scores"):
         ask(served, query("40"), text)
-
-
-def test_without_the_policys_tokenizer_the_reason_is_given(client):
-    reply = client.post("/llamafactory", json={"model": "model", "messages": [query("40")]})
-    assert reply.status_code == 501
-    assert "LLaMA-Factory's texts are parsed with the policy's tokenizer" in reply.json()["error"]["message"]

@@ -6,7 +6,6 @@ import pytest
 from recording import NO_ANSWERS, RecordingScorer, Verifier, chat, rating_steps
 
 import gym_rm
-from gym_rm import Scores
 from gym_rm.scorers.remote.protocols import GymRMProtocol
 
 
@@ -85,11 +84,6 @@ def test_head_has_the_status_of_get_and_no_body(client, path):
     assert (reply.status_code, reply.content) == (200, b"")
 
 
-def test_no_conversations_are_no_rewards(client):
-    reply = client.post("/v1/rewards", json={"conversations": []})
-    assert (reply.status_code, reply.json()["rewards"]) == (200, [])
-
-
 def test_a_verifier_gets_the_prompts(serving):
     verifier = Verifier()
     with serving(gym_rm.load_scorer(verifier)) as (_, client):
@@ -138,22 +132,6 @@ def test_an_error_never_repeats_a_value(client, value):
     assert "SECRET" not in reply.text
 
 
-def test_an_exception_of_the_scorer_is_reported_to_its_caller_and_the_server_continues(client):
-    crash = client.post("/v1/rewards", json={"conversations": [chat("a", "CRASH")]})
-    assert (crash.status_code, crash.json()["error"]["message"]) == (500, "OSError: the scorer crashed")
-    assert client.post("/v1/rewards", json={"conversations": [chat("a", "four")]}).status_code == 200
-
-
-def test_infos_and_terminations_of_a_function_are_sent(serving):
-    def judge(conversations):
-        size = len(conversations)
-        return Scores.from_rewards([1.0] * size, infos={"verdict": ["ok"] * size}, terminations=[True] * size)
-
-    with serving(gym_rm.load_scorer(judge)) as (_, client):
-        reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")]}).json()
-    assert (reply["infos"], reply["terminations"]) == ({"verdict": ["ok"]}, [True])
-
-
 def test_steps_are_sent_and_read_again(serving):
     with serving(gym_rm.load_scorer(rating_steps)) as (_, client):
         replies = ["One.\n\nTwo two.", "", "One."]
@@ -186,10 +164,10 @@ def test_a_scorer_that_cannot_score_the_known_conversations_has_null_rewards(ser
 
 def test_health_ready_metrics_and_the_page(serving):
     with serving(RecordingScorer()) as (_, client):
-        check_open_routes(client)
+        _check_open_routes(client)
 
 
-def check_open_routes(client):
+def _check_open_routes(client):
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").status_code == 200
     assert client.get("/").status_code == 200
@@ -220,7 +198,7 @@ def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(ser
         ("/v1/embeddings", {"input": text}),
         ("/score", {"queries": question, "documents": reply, "use_activation": False}),
     ]
-    with serving(embedded, max_wait=0.3) as (server, client), ThreadPoolExecutor(16) as pool:
+    with serving(embedded, max_batch_size=16, max_wait=3600) as (server, client), ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda each: client.post(each[0], json=each[1]).json(), bodies * 4))
         batches = server.service.batching.num_batches
     reward = embedded.score([chat(question, reply)]).rewards[0]
@@ -228,6 +206,6 @@ def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(ser
     assert [each["rewards"][0] for each in replies if "rewards" in each] == [reward] * 8
     assert [each["data"][0]["embedding"] for each in replies[2::4]] == [[plain]] * 4
     assert [each["data"][0]["score"] for each in replies[3::4]] == [reward] * 4
-    assert batches < 8
+    assert batches == 1
     assert ["turn_rewards" in each for each in replies] == [False, True, False, False] * 4
     assert np.isfinite(reward)

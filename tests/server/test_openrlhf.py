@@ -8,13 +8,12 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from recording import NO_ANSWERS, RecordingScorer, Verifier, answer_must_be_text, chat
 
 import gym_rm
-from gym_rm.server.openrlhf import lists_of
+from gym_rm.server.trainers import lists_of
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
@@ -106,12 +105,6 @@ def test_an_invalid_request_gets_status_422_with_the_reason(url, body, reason):
     assert re.search(reason, reply["error"])
 
 
-def test_what_is_no_json_is_refused(url):
-    status, reply = post(url, b"{")
-    assert status == 400
-    assert "not valid JSON" in reply["error"]
-
-
 def test_a_verifier_receives_each_label_as_the_answer_of_its_query(verifying):
     verifier, url = verifying
     body = {"query": [query("It is 40."), query("It is 41.")], "prompts": [PROMPT] * 2, "labels": ["40", 41]}
@@ -155,20 +148,6 @@ def test_an_invalid_label_does_not_affect_other_requests(serving, policy):
     assert all("'strip'" in reply["error"] for _, reply in answers[1::2])
 
 
-def test_an_exception_of_the_scorer_is_reported_and_the_server_continues(url):
-    crash = {"query": [query("CRASH")], "prompts": [PROMPT]}
-    assert post(url, crash) == (500, {"error": "OSError: the scorer crashed"})
-    assert post(url, {"query": [query("four")], "prompts": [PROMPT]})[0] == 200
-
-
-def test_a_fallback_reward_replaces_a_missing_score(serving, policy):
-    with serving(RecordingScorer(), policy_tokenizer=policy, fallback_reward=-7.0) as (server, _):
-        body = {"query": [query("FAIL"), query("four")], "prompts": [PROMPT] * 2}
-        status, reply = post(server.url + "/get_reward", body)
-    assert (status, reply["rewards"]) == (200, [-7.0, 1.0])
-    assert reply["extra_logs"]["score_ok"] == [0.0, 1.0]
-
-
 def test_the_password_of_the_url_is_the_key(serving, policy):
     import httpx
 
@@ -177,23 +156,6 @@ def test_the_password_of_the_url_is_the_key(serving, policy):
         for password, status in (("secret", 200), ("wrong", 401)):
             url = f"http://any:{password}@{address}/get_reward"
             assert httpx.post(url, json={"query": []}, trust_env=False).status_code == status
-
-
-def test_without_the_policys_tokenizer_the_reason_is_given(client):
-    reply = client.post("/get_reward", json={"query": []})
-    assert reply.status_code == 501
-    assert "--policy-tokenizer" in reply.json()["error"]
-
-
-def test_the_reward_equals_that_of_the_environment(serving, policy, embedded):
-    envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=embedded)
-    observations, _ = envs.reset(seed=0)
-    replies = ["It is 40.", "The answer is 12.", "", "<|im_end|> or not"]
-    prompts = [policy.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in observations]
-    queries = [query(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
-    with serving(embedded, policy_tokenizer=policy) as (server, _):
-        reply = post(server.url + "/get_reward", {"query": queries, "prompts": prompts})[1]
-    assert np.float32(reply["rewards"]).tolist() == np.float32(envs.step(replies)[1]).tolist()
 
 
 class OneReply:

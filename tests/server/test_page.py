@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -140,15 +139,6 @@ def test_two_replies_are_compared(app, tab):
     assert left["x"] + left["width"] < right["x"]
 
 
-def test_the_reply_moves_when_the_mode_changes(tab):
-    tab.fill("#conversation", TALK)
-    tab.get_by_text("Compare two replies").click()
-    assert tab.input_value("#reply-a") == "One thing. Another thing! A last one?"
-    assert tab.input_value("#conversation").endswith("User: And now?")
-    tab.get_by_text("One reply").click()
-    assert tab.input_value("#conversation") == TALK
-
-
 def test_texts_are_never_html(app, tab):
     app.provenance["revision"] = HOSTILE
     tab.reload()
@@ -172,55 +162,36 @@ def test_json_and_unicode_reach_the_server_unchanged(app, tab):
     assert [request["conversations"] for _, _, request in app.requests] == [[messages]] * 2
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "The conversation is empty."),
-        ("[{", "not valid JSON"),
-        ("[]", "must be a list of messages"),
-        ('{"a": 1}', "must be a list of messages"),
-        ('[{"role": "user"}]', 'Message 1 must have the texts "role" and "content"'),
-        ("[null]", "Message 1 must have"),
-        ("hello", "The first line must start with"),
-        ("User: hello", "must end with a reply of the assistant"),
-    ],
-)
-def test_an_input_that_cannot_be_read_is_explained(app, tab, text, problem):
-    score(tab, text)
-    assert problem in tab.inner_text("#error")
+UNREADABLE = [
+    ("", "The conversation is empty."),
+    ("[{", "not valid JSON"),
+    ("[]", "must be a list of messages"),
+    ('[{"role": "user"}]', 'Message 1 must have the texts "role" and "content"'),
+    ("[null]", "Message 1 must have"),
+    ("hello", "The first line must start with"),
+    ("User: hello", "must end with a reply of the assistant"),
+]
+FAULTS = [
+    (error(429, "the queue is full", **{"Retry-After": "7"}), "(status 429): the queue is full. Try again in 7 s"),
+    (error(503, "draining"), "The server is not ready (status 503): draining."),
+    (error(413, "too many bytes"), "The conversation is too large for the server"),
+    ((500, {}, b"<html>"), "The server failed (status 500)"),
+    ((200, {}, b"<html>"), "not JSON"),
+    ((200, {}, b"{}"), "another number of rewards"),
+]
+
+
+def test_what_cannot_be_read_and_errors_of_the_server_are_explained(app, tab):
+    for text, problem in UNREADABLE:
+        score(tab, text)
+        assert problem in tab.inner_text("#error")
     assert not app.requests
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (error(429, "the queue is full", **{"Retry-After": "7"}), "(status 429): the queue is full. Try again in 7 s"),
-        (error(503, "draining"), "The server is not ready (status 503): draining."),
-        (error(413, "too many bytes"), "The conversation is too large for the server"),
-        (error(500, "oops"), "The server failed (status 500): oops."),
-        ((500, {}, b"<html>"), "The server failed (status 500)"),
-        ((200, {}, b"<html>"), "not JSON"),
-        ((200, {}, b"{}"), "another number of rewards"),
-    ],
-)  # fmt: skip
-def test_errors_of_the_server_are_shown_in_words(app, tab, fault, words):
-    app.always = fault
-    score(tab, TALK)
-    assert words in tab.inner_text("#error")
-
-
-def test_a_failed_row_shows_its_reason(app, tab):
     score(tab, "User: Hi\nAssistant: This is fine. This will FAIL now.")
     assert tab.inner_text(".score .value") == "no score: too long"
-
-
-def test_a_server_that_cannot_be_reached_is_named(app, browser):
-    opened = browser.new_page()
-    with serve(app) as url:
-        opened.goto(url)
-    score(opened, TALK)
-    assert "The server cannot be reached" in opened.inner_text("#error")
-    opened.close()
+    for fault, words in FAULTS:
+        app.always = fault
+        score(tab, TALK)
+        assert words in tab.inner_text("#error")
 
 
 def test_the_key_is_asked_for_and_kept_in_memory_only(app, tab):
@@ -261,39 +232,9 @@ def test_a_request_can_be_stopped(app, tab):
     assert tab.is_hidden("#error")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_window_needs_no_scrolling_sideways(app, tab, scheme):
-    tab.emulate_media(color_scheme=scheme)
-    tab.set_viewport_size({"width": 340, "height": 700})
-    score(tab, "User: Hi", replies=["word " * 40 + "x" * 400, "y" * 300])
-    assert len(texts(tab, ".score")) == 2
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 340
-    background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (max(map(int, re.findall(r"\d+", background))) < 60) == (scheme == "dark")
-
-
-def test_every_field_has_a_label(tab):
-    names = tab.evaluate(
-        "[...document.querySelectorAll('input, textarea')].map((each) => each.labels[0]?.textContent.trim() ?? '')"
-    )
-    assert all(names)
-
-
 def test_the_page_needs_nothing_from_elsewhere():
     text = page_module.page()
     assert not re.findall(r"https?://|innerHTML|eval\(|style=|\son\w+=|import ", text)
     policy = page_module.headers()["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-
-
-def test_the_screenshot_of_the_docs_is_small():
-    image = Path(__file__).parents[2] / "docs" / "images" / "page.png"
-    assert 10_000 < image.stat().st_size < 200_000
-
-
-def test_the_modes_have_equal_heights_on_a_narrow_screen(tab):
-    tab.set_viewport_size({"width": 360, "height": 800})
-    boxes = [each.bounding_box() for each in tab.locator(".modes span").all()]
-    assert len(boxes) == 2
-    assert {(box["y"], box["height"]) for box in boxes} == {(boxes[0]["y"], boxes[0]["height"])}

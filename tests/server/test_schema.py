@@ -26,7 +26,7 @@ ROUTES = [
     "POST /slime",
     "POST /llamafactory",
 ]
-EXAMPLES = 6
+EXAMPLES = 3
 
 
 @pytest.fixture(scope="module")

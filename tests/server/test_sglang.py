@@ -37,11 +37,6 @@ def test_classify_of_sglang_returns_an_object_or_a_list(model_client, rewards, m
     assert one["meta_info"].keys() == {"id", "finish_reason", "prompt_tokens", "e2e_latency"}
 
 
-def test_the_request_of_sglangs_page_of_reward_models_names_the_model(model_client, rewards):
-    body = {"model": "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2", "text": [TEXT]}
-    assert [each["embedding"][0] for each in model_client.post("/classify", json=body).json()] == rewards[:1]
-
-
 def test_classify_of_sglang_takes_token_ids(model_client, embedded, rewards):
     ids = embedded.renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     assert model_client.post("/classify", json={"input_ids": ids}).json()["embedding"] == rewards[:1]
@@ -62,8 +57,3 @@ def test_an_invalid_request_for_embeddings_gets_the_error_of_openais_protocol(mo
     reply = model_client.post("/v1/embeddings", json=body)
     assert reply.status_code == 400
     assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize(("path", "body"), [("/v1/embeddings", {"input": "a"}), ("/classify", {"text": "a"})])
-def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path, body):
-    assert client.post(path, json=body).status_code == 501

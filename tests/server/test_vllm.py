@@ -126,17 +126,19 @@ def test_pooling_sends_numbers_and_base64(model_client, rewards):
     assert base64.b64decode(coded["data"][0]["data"]) == np.array([rewards[0]], dtype="<f4").tobytes()
 
 
-@pytest.mark.parametrize("field", [{"task": "embed"}, {"dimensions": 3}])
-def test_pooling_refuses_what_a_reward_model_does_not_have(model_client, field):
-    assert model_client.post("/pooling", json={"input": "a", **field}).status_code == 400
-
-
-@pytest.mark.parametrize("path", ["/classify", "/pooling"])
-def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path):
-    reply = client.post(path, json={"input": "a"})
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"input": "a"}),
+        ("/pooling", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/classify", {"text": "a"}),
+    ],
+)
+def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path, body):
+    reply = client.post(path, json=body)
     assert reply.status_code == 501
     assert "scores conversations" in reply.json()["error"]["message"]
-    assert client.post(path, json={"messages": chat("a", "four"), "use_activation": False}).status_code == 200
 
 
 def test_the_steps_of_vllms_own_client_examples(model_client):

@@ -364,18 +364,3 @@ def _turns_of(conversation: Any) -> list[Conversation]:
     before = enumerate(conversation[:-1] if isinstance(conversation, Sequence) else ())
     stops = [k + 1 for k, each in before if isinstance(each, Mapping) and each.get("role") == "assistant"]
     return [*(conversation[:stop] for stop in stops), conversation]
-
-
-@dataclass(frozen=True, slots=True)
-class TextReader:
-    """How a model reads conversations, without its weights: for numbers of tokens.
-
-    Attributes:
-        renderer: the renderer of the model, without `max_length`.
-        max_length: maximum number of tokens of a conversation, or None.
-        name: folder or hub id of the model or tokenizer.
-    """
-
-    renderer: Renderer
-    max_length: int | None
-    name: str

@@ -161,11 +161,6 @@ def test_a_reply_without_an_overall_score_leaves_only_the_ratings():
     assert found.scores["helpfulness"] == (1.0, 5.0, 2.0)
 
 
-def test_all_equal_grades_are_a_tie():
-    found = read({"question": "2 + 2?", "solutions": [{"text": str(k), "correct": False} for k in (5, 6, 7)]})
-    assert (found.ranks, found.is_tie) == ((1.0, 1.0, 1.0), True)
-
-
 def test_a_rated_reply_has_a_score_for_each_objective():
     row = {"prompt": "2 + 2?", "response": "4", "helpfulness": 4, "correctness": "3", "coherence": None, "note": 1}
     found = read(row)
@@ -193,17 +188,6 @@ def test_labels_of_steps_belong_to_one_reply(row):
     assert (shape, found.prompt, found.step_labels, found.ranks) == ("steps", (USER,), ((1.0, 0.0),), None)
     ((reply,),) = found.replies
     assert reply == STEPS
-
-
-def test_the_empty_last_turn_of_a_transcript_is_not_a_reply():
-    found = read({"prompt": "\n\nHuman: 2 + 2?\n\nAssistant:", "chosen": "4", "rejected": "5"})
-    assert (found.prompt, found.metadata) == ((USER,), {})
-
-
-def test_a_missing_label_of_a_step_is_nan():
-    found = read({"prompt": "a", "completions": ["b", "c"], "labels": [1, None]})
-    assert found.step_labels[0][0] == 1.0
-    assert math.isnan(found.step_labels[0][1])
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ def stopped_in(owner, name, monkeypatch):
 def test_a_fork_while_another_thread_scores_is_not_locked(during, monkeypatch):
     scorer = gym_rm.load_scorer()
     expected = scorer.score(QUESTION).rewards.tolist()
-    owner, name = (scorer.executor._model.reward_model, "values") if during == "forward" else (scorer.renderer, "encode")
+    owner, name = (
+        (scorer.executor._model.reward_model, "values") if during == "forward" else (scorer.renderer, "encode")
+    )
 
     def in_child():
         if during == "rendering":

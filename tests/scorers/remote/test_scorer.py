@@ -29,7 +29,6 @@ from reward_servers import (
     bound,
     conversations,
     error,
-    free_port,
     reward_of,
     rewards,
     scorer_at,
@@ -322,15 +321,20 @@ def test_a_call_during_a_change_of_the_model_has_scores_of_one_model(app, url):
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_score_is_lost_while_servers_are_killed_and_restarted(servers):
     script = str(Path(__file__).parents[2] / "reward_servers.py")
-    ports = [free_port() for _ in range(servers)]
-    running = {port: subprocess.Popen([sys.executable, script, str(port), "0.02"]) for port in ports}
+    listeners = [bound() for _ in range(servers)]  # open until the end, so that no other program gets their ports
+
+    def start(listener):
+        descriptor = listener.fileno()
+        return subprocess.Popen([sys.executable, script, str(descriptor), "0.02"], pass_fds=[descriptor])
+
+    running = [start(listener) for listener in listeners]
     found, stop = {}, threading.Event()
 
     def load(worker):
-        start = worker
+        first = worker
         while not stop.is_set():
-            found[start] = scorer.score(conversations(5, start)).rewards.tolist()
-            start += 4
+            found[first] = scorer.score(conversations(5, first)).rewards.tolist()
+            first += 4
 
     def wait_for_scores():
         """Wait until scores come, however busy the machine is."""
@@ -340,25 +344,26 @@ def test_no_score_is_lost_while_servers_are_killed_and_restarted(servers):
             time.sleep(0.05)
 
     try:
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        urls = [url_of(listener) for listener in listeners]
         with scorer_at(urls, timeout=60, startup_timeout=20) as scorer, ThreadPoolExecutor(4) as pool:
             workers = [pool.submit(load, worker) for worker in range(4)]
             try:
                 for kill in range(4):
                     wait_for_scores()
-                    port = ports[kill % servers]
-                    running[port].kill()
-                    running[port].wait()
-                    running[port] = subprocess.Popen([sys.executable, script, str(port), "0.02"])
+                    killed = kill % servers
+                    running[killed].kill()
+                    running[killed].wait()
+                    running[killed] = start(listeners[killed])
                 wait_for_scores()
             finally:
                 stop.set()
             for worker in workers:
                 worker.result()
     finally:
-        for process in running.values():
+        for process, listener in zip(running, listeners, strict=True):
             process.kill()
             process.wait()
+            listener.close()
     assert all(values == rewards(conversations(5, start)) for start, values in found.items())
 
 
