@@ -61,28 +61,19 @@ class SingleEnv(gym.Env[Observation, Action]):
         """Close the vector environment."""
         self._envs.close()
 
-    # `gym.Env.np_random` reads and sets these two: the generator that orders the prompts, and its seed.
+    # `gym.Env.np_random` and `np_random_seed` read these two: the generator that orders the prompts, and its seed.
 
     @property
-    def _np_random(self) -> np.random.Generator:
+    def _np_random(self) -> np.random.Generator:  # type: ignore[override]
         envs: Any = self._envs
         (generator,) = envs.np_random
         return cast(np.random.Generator, generator)
 
-    @_np_random.setter
-    def _np_random(self, generator: np.random.Generator) -> None:
-        envs: Any = self._envs.unwrapped
-        envs.restart_prompts(generator)
-
     @property
-    def _np_random_seed(self) -> int:
+    def _np_random_seed(self) -> int:  # type: ignore[override]
         envs: Any = self._envs
         (seed,) = envs.np_random_seed
         return int(seed)
-
-    @_np_random_seed.setter
-    def _np_random_seed(self, seed: int) -> None:
-        """Do nothing: the seed of a generator that was set is unknown."""
 
     def _first(self, observations: Any) -> Observation:
         first: Observation = next(iter(iterate(self._envs.observation_space, observations)))

@@ -195,12 +195,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seed of each environment's generator; -1 if it is unknown."""
+        """Seed of each environment's generator."""
         return tuple(order.seed for order in self._seeded_orders())
-
-    def restart_prompts(self, generator: np.random.Generator) -> None:
-        """Draw the prompts of all following episodes from this random generator."""
-        self.state = replace(self.state, orders=self.state.orders.with_generator(generator))
 
     def _seeded_orders(self) -> list[PromptOrder]:
         """Return the order of each environment; an order without a seed gets a random one."""

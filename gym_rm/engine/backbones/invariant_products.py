@@ -8,8 +8,9 @@
   So activations have a size that torch divides among its threads at whole vectors.
 - Products of several matrices, as in attention, run in another kernel if their numbers do not follow each other in
   memory, and torch copies them only if there are several sequences. So they are always copied.
-- On a CPU, convolutions of one sequence and of several run in other kernels. So each sequence runs alone.
 - Reductions over a row (norms, softmax) and exact operations (sums, products) need nothing.
+
+Convolutions and products with vectors, as in Mamba, have no rule: the trial at load says how far their values differ.
 """
 
 from __future__ import annotations
@@ -77,23 +78,11 @@ def plus_linear(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def _product(rows: GemmRows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute `func(x, weight, ...)`, a product of the rows of x `[..., K]`."""
-    if weight.dim() == 1 and x.dim() > 1:  # a vector
-        return _product(rows, torch.matmul, x, weight[:, None]).squeeze(-1)
-    if x.dim() == weight.dim() == 3 and len(x) == weight.shape[0] == weight.shape[2] == 1:
-        # On a CPU, one matrix times a vector runs in another kernel than several.
-        return func(torch.cat([x, x]), torch.cat([weight, weight]), *args, **kwargs)[:1]
     if x.dim() > 2 and weight.dim() > 2:
         return _batched_product(rows, func, x, weight, *args, **kwargs)
     if weight.dim() != 2 or x.dim() == 0 or not x.shape[:-1].numel():
         return func(x, weight, *args, **kwargs)
-    func = WITH_OUT.get(func, func)
-    product = by_rows(
-        rows,
-        lambda part, **into: func(part, weight, *args, **kwargs, **into),
-        x.reshape(-1, x.shape[-1]),
-        width=weight.shape[0 if func is linear else 1] if func in (linear, torch.mm, torch.matmul) else None,
-        dtype=kwargs.get("out_dtype", x.dtype),
-    )
+    product = by_rows(rows, lambda part: func(part, weight, *args, **kwargs), x.reshape(-1, x.shape[-1]))
     return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)
 
 
@@ -141,33 +130,11 @@ def _grouped_product(
     return output
 
 
-def _convolution(rows: GemmRows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute `func(x, weight, ...)` for each sequence of x `[B, C, T]` alone."""
-    if x.device.type != "cpu" or x.dim() != 3 or len(x) < 2:
-        return func(x, weight, *args, **kwargs)
-    return torch.cat([func(one, weight, *args, **kwargs) for one in torch.split(x.contiguous(), 1)])
-
-
-def by_rows(
-    rows: GemmRows,
-    call: Callable[..., Tensor],
-    *tensors: Tensor,
-    width: int | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return `call(*tensors)` `[count, N]`, computed for the padded rows of all tensors `[count, ...]`, or for chunks.
-
-    If the call has an argument `out`, its width is N and its dtype that of the result; chunks are then not copied.
-    """
+def by_rows(rows: GemmRows, call: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `call(*tensors)` `[count, N]`, computed for all rows of the tensors `[count, ...]` or chunks, padded."""
     count = len(tensors[0])
-    parts = list(zip(*(_parts(rows, tensor) for tensor in tensors), strict=True))
-    if len(parts) == 1 or width is None or not torch.is_inference_mode_enabled():  # `out` has no gradients
-        results = [call(*part) for part in parts]
-        output = results[0] if len(results) == 1 else torch.cat(results)
-    else:
-        output = tensors[0].new_empty(rows.padded(count), width, dtype=dtype)
-        for part, into in zip(parts, torch.split(output, rows.multiple), strict=True):
-            call(*part, out=into)
+    results = [call(*part) for part in zip(*(_parts(rows, tensor) for tensor in tensors), strict=True)]
+    output = results[0] if len(results) == 1 else torch.cat(results)
     return output if len(output) == count else output[:count]
 
 
@@ -204,13 +171,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.addmm, Tensor.addmm, Tensor.addmm_), added_product),
     torch._scaled_mm: _scaled_product,
     torch._grouped_mm: _grouped_product,
-    torch.conv1d: _convolution,
     **dict.fromkeys((silu, gelu, softplus, mish, selu, elu, celu, logsigmoid, torch.selu), activation),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, torch.special.expit), activation),
     **dict.fromkeys((Tensor.sigmoid, Tensor.sigmoid_), activation),
     **dict.fromkeys((torch.rsqrt, torch.rsqrt_, Tensor.rsqrt, Tensor.rsqrt_), activation),
     **dict.fromkeys((torch.exp2, torch.special.exp2, Tensor.exp2), activation),
 }
-WITH_OUT = {Tensor.matmul: torch.matmul, Tensor.mm: torch.mm}  # methods, and the functions with an argument `out`
 # Names of a function's inputs, in the order of its arguments.
 INPUTS = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2")

@@ -1,13 +1,15 @@
-"""Gymnasium's vector wrappers around `RewardVectorEnv`."""
+"""Gymnasium's vector wrappers around `RewardVectorEnv`, rendering, and closing."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.wrappers import vector as vector_wrappers
 
+import gym_rm
 from gym_rm.envs.settings import same_step_statistics
 from gym_rm.errors import warn_once
-from tests.envs.environments import Recorder, each_mode, make, one_turn
+from tests.envs.environments import Recorder, each_mode, length_reward, make, one_turn, prompt
 
 
 @pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
@@ -40,21 +42,6 @@ def test_normalize_reward_counts_every_reply():
     assert round(envs.return_rms.count) == 16
     assert envs.return_rms.var == pytest.approx(lengths.var(), rel=1e-3)
     assert normalized == pytest.approx(lengths[[7, 0]] / lengths.std(), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "expected"),
-    [
-        (lambda envs: vector_wrappers.ClipReward(envs, 0.0, 1.5), [1.0, 1.5]),
-        (lambda envs: vector_wrappers.TransformReward(envs, lambda rewards: -rewards), [-1.0, -2.0]),
-        (lambda envs: vector_wrappers.TransformAction(envs, lambda actions: [a + a for a in actions]), [2.0, 4.0]),
-    ],
-    ids=["ClipReward", "TransformReward", "TransformAction"],
-)
-def test_reward_and_action_wrappers(wrapper, expected):
-    envs = wrapper(make(2))
-    envs.reset(seed=0)
-    assert envs.step(["four", "eight888"])[1].tolist() == expected
 
 
 @each_mode
@@ -104,3 +91,57 @@ def test_gymnasium_versions_that_report_wrong_returns_are_reported(monkeypatch, 
     monkeypatch.setattr(gym, "__version__", version)
     make(2, autoreset_mode=mode)
     assert ("RecordEpisodeStatistics" in caplog.text) == warned
+
+
+# --- rendering and closing
+
+
+def test_ansi_shows_the_last_scored_reply_after_an_autoreset():
+    envs = make(2, prompts=[prompt(0)], render_mode="ansi")
+    envs.reset(seed=0)
+    assert envs.render()[1] == "--- environment 1, prompt p0\nuser: question 0"
+    envs.step(["four", "\x1b[2Jgone"])
+    first, second = envs.render()
+    assert first.endswith("assistant: four\n--- reward 1, episode over")
+    assert "\x1b" not in second
+    assert "\\x1b[2Jgone" in second
+
+
+def test_human_prints_after_reset_and_step(capsys):
+    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=[prompt(0)], render_mode="human")
+    env.reset(seed=0)
+    assert "question 0" in capsys.readouterr().out
+    env.step("[bold]four[/bold]")
+    assert env.render() is None
+    assert "assistant: [bold]four[/bold]" in capsys.readouterr().out
+
+
+def test_render_without_render_mode_warns():
+    with pytest.warns(UserWarning, match="without a render_mode"):
+        assert make(2).render() is None
+
+
+def test_close_may_be_repeated_and_later_calls_raise():
+    envs = make(2)
+    envs.reset(seed=0)
+    envs.close()
+    envs.close()
+    with pytest.raises(ClosedEnvironmentError, match="is closed"):
+        envs.step(["a", "b"])
+    with pytest.raises(ClosedEnvironmentError, match="is closed"):
+        envs.reset()
+
+
+class ClosingRecorder(Recorder):
+    closed = 0
+
+    def close(self):
+        ClosingRecorder.closed += 1
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_only_a_scorer_that_the_environment_made_is_closed(own, monkeypatch):
+    monkeypatch.setitem(gym_rm.scorer.SCORER_KINDS, "closing", f"{__name__}:ClosingRecorder")
+    ClosingRecorder.closed = 0
+    make(2, reward_model={"kind": "closing"} if own else ClosingRecorder()).close()
+    assert ClosingRecorder.closed == own
