@@ -124,7 +124,7 @@ class Scheduler:
                     "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
                     "too_long",
                 )
-            elif self._info.longest_shared is not None and length > self._info.longest_shared:
+            elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
                 apart.append(m)
             else:
                 (short if length <= self.budget else long).append(m)

@@ -22,7 +22,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from gym_rm.engine.backbones.attention import Attention, LayerCall
 from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.generation.completions import TokenIds
 from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
 
@@ -36,7 +36,7 @@ def lean_obstacle(model: Any) -> str | None:
         return f"{name} is not a decoder of transformers"
     if forward_fingerprint(backbone) is None or type(model.get_output_embeddings()) is not nn.Linear:
         return f"{name} has other layers than Llama, Mistral and Qwen, or adapters or hooks"
-    if longest_shared(model.config) is not None:
+    if max_batchable_length(model.config) is not None:
         return "its rotary frequencies depend on the length of the text"
     return None
 

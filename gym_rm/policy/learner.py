@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_rm.engine.backbones.decoder import num_positions
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.errors import logger
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.policy.grpo_settings import GRPOSettings
@@ -118,7 +118,7 @@ class Learner(ParallelModel):
             layout=self.layout.layout,
             max_num_batched_tokens=self.budget,
             max_width=num_positions(model),
-            longest_shared=longest_shared(model.config),
+            max_batchable_length=max_batchable_length(model.config),
         )
         return [replace(batch, turns=tuple(at[list(batch.turns)].tolist()), rows=at[batch.rows]) for batch in packed]
 

@@ -48,7 +48,7 @@ def policy_batches(
     layout: Layout,
     max_num_batched_tokens: int,
     max_width: int | None = None,
-    longest_shared: int | None = None,
+    max_batchable_length: int | None = None,
 ) -> list[PolicyBatch]:
     """Pack turns into trees or padded batches under a token budget; a turn that exceeds it runs alone.
 
@@ -60,10 +60,10 @@ def policy_batches(
         layout: layout of the model, from `choose_layout`.
         max_num_batched_tokens: token budget of a micro-batch, padding included.
         max_width: width that padding does not exceed.
-        longest_shared: longest sequence that shares a batch; None for no limit.
+        max_batchable_length: longest sequence that shares a batch; None for no limit.
     """
     sequences = [sequence_of(turn) for turn in turns]
-    longest = min(max_num_batched_tokens, np.inf if longest_shared is None else longest_shared)
+    longest = min(max_num_batched_tokens, np.inf if max_batchable_length is None else max_batchable_length)
     alone = [k for k, each in enumerate(sequences) if layout == "one_by_one" or len(each.input_ids) > longest]
     rest = sorted({*range(len(turns))} - {*alone})
     made: list[PolicyBatch] = []

@@ -71,7 +71,7 @@ def micro_batches(
     tree: bool,
     max_num_batched_tokens: int,
     max_width: int | None,
-    longest_shared: int | None = None,
+    max_batchable_length: int | None = None,
 ) -> list[MicroBatch]:
     """Pack whole comparisons into trees or padded batches under a token budget; larger comparisons run alone.
 
@@ -79,10 +79,10 @@ def micro_batches(
         examples, tree: the comparisons, and whether the model takes trees.
         max_num_batched_tokens: token budget of a micro-batch, padding included.
         max_width: width that padding does not exceed.
-        longest_shared: maximum length of conversations that share a batch; a comparison with a longer one runs as one
-            conversation after the other. None for no limit.
+        max_batchable_length: maximum length of conversations that share a batch; a comparison with a longer one runs
+            as one conversation after the other. None for no limit.
     """
-    limit = np.inf if longest_shared is None else longest_shared
+    limit = np.inf if max_batchable_length is None else max_batchable_length
     apart = [each for each in examples if max(each.num_tokens) > limit]
     rest = [each for each in examples if max(each.num_tokens) <= limit]
     groups = _pack(rest, tree=tree, budget=max_num_batched_tokens)

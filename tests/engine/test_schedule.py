@@ -186,7 +186,7 @@ def shapes(batches):
 def test_only_texts_longer_than_the_shared_context_run_alone(layout, expected):
     sequences = [ending(random_ids(length, length)) for length in (5, 60, 6, 70)]
     executor = PlainExecutor()
-    result = scheduler(layout=layout, longest_shared=50).run(sequences, executor)
+    result = scheduler(layout=layout, max_batchable_length=50).run(sequences, executor)
     assert shapes(executor.batches) == expected
     assert result.values.tolist() == sums(sequences)
 

@@ -23,7 +23,7 @@ def text_before(batch, value):
 @given(made=random_turns(), budget=st.integers(1, 80), longest=st.sampled_from([None, 12]))
 def test_every_token_is_predicted_once_after_what_the_policy_saw(layout, made, budget, longest):
     turns, groups = made
-    batches = policy_batches(turns, groups, layout=layout, max_num_batched_tokens=budget, longest_shared=longest)
+    batches = policy_batches(turns, groups, layout=layout, max_num_batched_tokens=budget, max_batchable_length=longest)
     seen = []
     for batch in batches:
         assert batch.turns == tuple(sorted(set(batch.rows.tolist())))

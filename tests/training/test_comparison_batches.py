@@ -37,7 +37,9 @@ def read_back(micro):
 @pytest.mark.parametrize("tree", [True, False])
 @given(examples=examples, budget=st.integers(1, 60), longest=st.sampled_from([None, 0, 5]))
 def test_every_comparison_is_in_one_micro_batch_with_its_own_values(tree, examples, budget, longest):
-    found = micro_batches(examples, tree=tree, max_num_batched_tokens=budget, max_width=None, longest_shared=longest)
+    found = micro_batches(
+        examples, tree=tree, max_num_batched_tokens=budget, max_width=None, max_batchable_length=longest
+    )
     assert sorted(id(each) for micro in found for each in micro.examples) == sorted(map(id, examples))
     for micro in found:
         expected = [sequence.input_ids.tolist() for each in micro.examples for sequence in each.sequences]

@@ -75,8 +75,8 @@ class ModelInfo:
         max_positions: maximum length of a sequence; None if the configuration has no limit.
         num_embeddings: number of token ids that have an embedding; None if the model has no embedding table.
         num_positions: number of positions in the model's tables; None if it computes them and has no hard limit.
-        longest_shared: maximum length of sequences that share a batch; the values of longer sequences would change with
-            the length of others in the batch. None for no limit.
+        max_batchable_length: maximum length of sequences that share a batch; the values of longer sequences would
+            change with the length of others in the batch. None for no limit.
         revision: commit of the weights on the hub, or a digest of the files of a folder; None if unknown.
         quantization: format of the 8-bit products; None for full precision.
         torch, transformers: versions that run the model.
@@ -96,7 +96,7 @@ class ModelInfo:
     max_positions: int | None = None
     num_embeddings: int | None = None
     num_positions: int | None = None
-    longest_shared: int | None = None
+    max_batchable_length: int | None = None
     revision: str | None = None
     quantization: Quantization | None = None
     torch: str | None = None
@@ -109,7 +109,7 @@ class ModelInfo:
     @property
     def max_width(self) -> int | None:
         """Maximum width of padded batches; None for no limit."""
-        return min(filter(None, (self.max_positions, self.num_positions, self.longest_shared)), default=None)
+        return min(filter(None, (self.max_positions, self.num_positions, self.max_batchable_length)), default=None)
 
 
 @dataclass(frozen=True, slots=True)

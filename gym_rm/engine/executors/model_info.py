@@ -12,7 +12,7 @@ from gym_rm.engine.backbones.reward_model import RewardModel
 from gym_rm.engine.backbones.sharded import ranks_of
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.loading.checkpoint import ModelFiles
-from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.engine.loading.trial import max_batchable_length
 
 CUDA_BATCHED_TOKENS = 32_768  # enough to use a GPU fully; larger batches only need more memory
 CPU_BATCHED_TOKENS = 2048  # activations of larger batches do not fit into the CPU's caches
@@ -31,7 +31,7 @@ def model_info(loaded: RewardModel, spec: LoadSpec) -> ModelInfo:
         max_positions=min(filter(None, map(max_positions, loaded.models)), default=None),
         num_embeddings=num_embeddings(model),
         num_positions=min(filter(None, map(num_positions, loaded.models)), default=None),
-        longest_shared=longest_shared(model.config),
+        max_batchable_length=max_batchable_length(model.config),
         revision=_revision(spec),
         torch=torch.__version__,
         transformers=transformers.__version__,

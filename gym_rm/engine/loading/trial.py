@@ -255,7 +255,7 @@ def _plan(
     return plan_layout(forward.layout, sequences, max_num_batched_tokens=EVERYTHING, max_width=width, alone=alone)
 
 
-def longest_shared(config: Any) -> int | None:
+def max_batchable_length(config: Any) -> int | None:
     """Return the maximum length of sequences that share a batch; None for no limit.
 
     Rotary frequencies of the types `dynamic` and `longrope` change for the whole batch if its longest sequence exceeds

@@ -46,8 +46,11 @@ KINDS = {
 
 @pytest.mark.parametrize("use_flex", [False, True])
 def test_pages_and_flex_equal_naive_attention(use_flex):
-    check_attention(lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), softcaps=[None, 2.0])
-    check_attention(lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), key_heads=[2], sinks=True, seed=1)
+    windows = [None, 16] if use_flex else [None, 1, 16, 70]
+    check_attention(lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), softcaps=[None, 2.0], windows=windows)
+    check_attention(
+        lambda tree: TreeAttention(tree, CPU, use_flex=use_flex), key_heads=[2], windows=windows, sinks=True
+    )
 
 
 def test_nodes_equal_naive_attention():

@@ -57,7 +57,7 @@ def test_load_returns_the_properties_of_the_model(model):
         max_num_batched_tokens=CPU_BATCHED_TOKENS,
         max_positions=model.config.max_position_embeddings,
         num_embeddings=400,
-        longest_shared=None,
+        max_batchable_length=None,
         revision=None,
         quantization=None,
         torch=torch.__version__,
