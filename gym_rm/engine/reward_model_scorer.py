@@ -21,7 +21,7 @@ from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
-from gym_rm.engine.kinds.implicit import ImplicitKind
+from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules

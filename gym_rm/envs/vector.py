@@ -7,12 +7,14 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -22,11 +24,10 @@ from gym_rm.checks import describe, in_order, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
-from gym_rm.envs.infos import Infos, Mask, StepScores
+from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
-from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
@@ -35,7 +36,7 @@ from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
-Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
+Step: TypeAlias = tuple[Any, NDArray[np.float64], Mask, Mask, Infos]
 
 
 class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
@@ -70,12 +71,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """
 
     metadata = RENDERING
-    single_observation_space: ConversationSpace
-    single_action_space: ReplySpace
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
-        divide_known(settings, "RewardModel-v0")
+        divide_known(settings, type(self).__name__, inspect.signature(type(self)).parameters)
         self.settings = parse_settings(EnvSettings, settings)
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:
@@ -95,14 +94,13 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 "SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
             )
 
-        self.single_observation_space = ConversationSpace(self.settings.max_text_length)
+        self._conversations = ConversationSpace(self.settings.max_text_length)
         self._toolbox: Toolbox | None = None
         if self.settings.tools:
             self._toolbox = Toolbox(self.settings.tools, self.settings.tool_options, self.settings.max_text_length)
         names = [*self._toolbox.tools] if self._toolbox else []
-        self.single_action_space = ReplySpace(self.settings.max_text_length, tools=names)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._replies = ReplySpace(self.settings.max_text_length, tools=names)
+        self._set_spaces(self._conversations, self._replies)
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
@@ -116,7 +114,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             )
         self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
-        self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self.single_observation_space)
+        self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self._conversations)
 
         self.state = EnvState(
             orders=PromptOrders.of(len(self.prompts), self.num_envs, self.group_size),
@@ -128,7 +126,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observations, Infos]:
+    ) -> tuple[Any, Infos]:
         """Start new episodes, in all rows or in the rows of `options["reset_mask"]` (bool `[N]`).
 
         Args:
@@ -206,7 +204,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def next_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[EnvState, tuple[Observations, Infos]]:
+    ) -> tuple[EnvState, tuple[Any, Infos]]:
         """Return the state after `reset`, and its result; see `commit`."""
         self._require_open()
         options = {} if options is None else options
@@ -225,10 +223,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def next_step(self, actions: Actions, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
         """Return the state after `step`, and its result; see `commit`."""
-        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
-        self._require_episodes(rows)
-        old = self.state
-        starting, playing = rows & old.over, rows & ~old.over
+        starting, playing = self._rows_of_step(rows)
+        rows, old = starting | playing, self.state
         indices = np.flatnonzero(playing).tolist()
         replies = self._check_replies(indices, actions)
         said = [[*old.episodes[row].messages, reply.message] for row, reply in zip(indices, replies, strict=True)]
@@ -276,7 +272,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if self.closed:
             raise ClosedEnvironmentError(f"{self} is closed; make a new one.")
 
-    def _require_episodes(self, rows: Mask) -> None:
+    def _set_spaces(self, observation: Space[Any], action: Space[Any]) -> None:
+        self.single_observation_space, self.single_action_space = observation, action
+        self.observation_space = batch_space(observation, self.num_envs)
+        self.action_space = batch_space(action, self.num_envs)
+
+    def _rows_of_step(self, rows: Mask | None) -> tuple[Mask, Mask]:
+        """Return the rows of a step that start a new episode, and those that take an action."""
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
         self._require_open()
         if not self.state.episodes:
             raise ResetNeeded("call reset() before step().")
@@ -288,6 +291,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 f"the episodes of environments {np.flatnonzero(over).tolist()} have ended and autoreset is "
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
             )
+        return over, rows & ~over
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Mask:
         known = ("reset_mask", "prompt_indices")
@@ -326,7 +330,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return indices
 
     def _check_prompts(self) -> None:
-        conversation, text = self.single_observation_space, self.single_observation_space.content_space
+        conversation, text = self._conversations, self._conversations.content_space
         for prompt in self.prompts:
             fault = next(filter(None, map(conversation.fault, prompt.messages)), "")
             fault = fault or next((text.fault(turn) for turn in prompt.user_turns if turn not in text), "")
@@ -345,7 +349,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             said = plain_text(given[row])
             if isinstance(said, Mapping):
                 said = as_message(said)
-            if fault := self.single_action_space.fault(said):
+            if fault := self._replies.fault(said):
                 raise ActionError(f"environment {row}: {fault}.")
             if isinstance(said, str):
                 toolbox = self._toolbox
@@ -353,7 +357,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             else:
                 reply = Reply(copy_nested(said))
             reply = reply.numbered(self.state.episodes[row].messages)
-            if "tool_calls" in reply.message and self.single_action_space.fault(reply.message):
+            if "tool_calls" in reply.message and self._replies.fault(reply.message):
                 reply = Reply(Message(role="assistant", content=str(said)), ["the calls are too long"])
             replies.append(reply)
         return replies

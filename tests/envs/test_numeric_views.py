@@ -6,12 +6,10 @@ import pytest
 import tiny_models
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.wrappers import vector as vector_wrappers
 
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
 from gym_rm.assets.number_task import candidates as number_candidates
-from gym_rm.envs.numeric_views import CandidateAction, TokenLevel, TokenWindow, make_candidates, make_tokens
-from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.envs.numeric_views import CandidateAction, TokenLevel, TokenWindow
 from gym_rm.testing import check_vector_env
 
 MODES = ["SameStep", "NextStep", "Disabled"]
@@ -43,12 +41,12 @@ def prompt(index, *user_turns):
 
 def tokens(num_envs=2, **options):
     options = {"reward_model": Recorder(), "prompts": [prompt(0), prompt(1)], "vocabulary": VOCABULARY, **options}
-    return make_tokens(num_envs, **options)
+    return TokenLevel(num_envs, **options)
 
 
 def candidates(num_envs=2, **options):
     options = {"reward_model": Recorder(), "prompts": [prompt(0), prompt(1)], "candidates": ["x", "four"], **options}
-    return make_candidates(num_envs, **options)
+    return CandidateAction(num_envs, **options)
 
 
 IDS = {
@@ -106,13 +104,6 @@ def test_invalid_actions_raise_action_error(actions, message):
     envs.reset(seed=0)
     with pytest.raises(ActionError, match=message):
         envs.step(actions)
-
-
-@pytest.mark.parametrize("view", [TokenLevel, CandidateAction])
-def test_the_views_must_wrap_the_environment_directly(view):
-    envs = RewardVectorEnv(2, reward_model=Recorder(), prompts=["1, 2 or 3?"])
-    with pytest.raises(ConfigError, match="must wrap a RewardVectorEnv directly, got <RecordEpisodeStatistics"):
-        view(vector_wrappers.RecordEpisodeStatistics(envs))
 
 
 CONVERSATION = [{"role": "user", "content": "What is 2 + 2?"}]

@@ -30,6 +30,17 @@ def test_a_scripted_dialogue():
     assert info["score_ok"] is True
 
 
+def test_an_episode_that_ends_returns_its_final_observation():
+    envs = one_turn(2)
+    before, first = envs.reset(seed=0)
+    after, _, terminations, _, infos = envs.step(["four", "eight888"])
+    assert terminations.all()
+    for row, reply in enumerate(["four", "eight888"]):
+        assert infos["final_obs"][row] == [*before[row], {"role": "assistant", "content": reply}]
+        assert infos["final_info"]["prompt_id"][row] == first["prompt_id"][row]
+    assert [observation[-1]["role"] for observation in after] == ["user", "user"]
+
+
 @pytest.mark.parametrize("reply", ["", " padded \n", "nul\x00s\x00", "\x1b[31m", "<|im_end|>", "😀" * 1000])
 def test_replies_are_not_changed(reply):
     recorder = Recorder()

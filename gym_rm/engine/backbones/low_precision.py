@@ -182,16 +182,18 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     def parts() -> Iterator[tuple[str, Tensor]]:
         return ((name, local_part(model, name, weight)) for name, weight in weights.items())
 
-    layers = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
-    quantized = {f"{name}.weight": layer for name, layer in layers.items()}
-    in_8_bits = {*quantized, *(f"{name}.scale" for name in layers)}
-    held = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in in_8_bits}
+    layers = {f"{name}.": part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
+    quantized = {f"{name}weight": layer for name, layer in layers.items()}
+    held = model.state_dict(keep_vars=True)
     dtype = next(model.parameters()).dtype
-    forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in held.items()}
-    forms |= {name: (dtype, tuple(layer.weight.shape)) for name, layer in quantized.items()}
+    forms = {
+        name: (dtype if name in quantized else tensor.dtype, tuple(tensor.shape))
+        for name, tensor in held.items()
+        if name.removesuffix("scale") not in layers
+    }
     given = {id(held[name]) for name in weights if name in held}  # tied tensors have several names
-    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
-    missing += sorted(quantized.keys() - weights.keys())
+    required = {*quantized, *(name for name, tensor in held.items() if isinstance(tensor, nn.Parameter))}
+    missing = sorted(name for name in required if id(held[name]) not in given)
     unknown = sorted(weights.keys() - forms.keys())
     wrong = [
         f"{name} {_form(tensor)} instead of {forms[name]}"
@@ -213,8 +215,7 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in parts():
             if name in quantized:
-                layer = quantized[name]
-                layer.assign(tensor.to(layer.weight.device, dtype))
+                quantized[name].assign(tensor.to(held[name].device, dtype))
             elif isinstance(target := held[name], DTensor) and not isinstance(tensor, DTensor):
                 target.to_local().copy_(WeightShard.of(target).take(tensor))
             else:

@@ -243,12 +243,12 @@ def test_schemas_are_in_the_infos_of_new_episodes(mode):
 
 def test_views_show_results_and_read_calls():
     window = {"window": 64}
-    candidates = CandidateAction(calling(num_envs=1), [CALL, "4"], **window)
+    candidates = CandidateAction(1, candidates=[CALL, "4"], **SETTINGS, **window)
     candidates.reset(seed=0)
     observations, *_, infos = candidates.step([0])
     assert infos["tool_calls"].tolist() == [1]
     assert observations in candidates.observation_space
-    tokens = TokenLevel(calling(num_envs=1), prefill=CALL, max_new_tokens=1, **window)
+    tokens = TokenLevel(1, vocabulary=None, prefill=CALL, max_new_tokens=1, **SETTINGS, **window)
     tokens.reset(seed=0)
     *_, infos = tokens.step([tokens.num_actions - 1])
     assert infos["tool_calls"].tolist() == [1]
