@@ -159,15 +159,6 @@ def test_the_rows_of_a_step_must_be_a_mask(rows):
         envs.step(["a", "b"], rows=rows)
 
 
-def test_seeds_and_prompts_of_a_series_are_read_by_position():
-    pandas = pytest.importorskip("pandas")
-    envs = make(2, prompts=["a", "b", "c"])
-    observations, _ = envs.reset(options={"prompt_indices": pandas.Series([2, 0], index=[1, 0])})
-    assert [each[0]["content"] for each in observations] == ["c", "a"]
-    envs.reset(seed=pandas.Series([7, 8], index=[1, 0]))
-    assert envs.np_random_seed == (7, 8)
-
-
 @pytest.mark.parametrize(
     "seed", ["a", "12", b"12", 1.5, {0: 1, 1: 2}, {1, 2}, iter([1, 2]), [1, "a"], [1, 2.0], {}.keys]
 )

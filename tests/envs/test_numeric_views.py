@@ -1,11 +1,8 @@
-import json
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import tiny_models
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.utils.env_checker import check_env
 
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
 from gym_rm.assets.number_task import candidates as number_candidates
@@ -76,16 +73,6 @@ def test_the_single_views_pass_check_env(view):
 @each_id
 def test_the_embedded_defaults_pass_check_vector_env(view):
     check_vector_env(view, num_envs=3, num_steps=10)
-
-
-@each_id
-def test_specs_survive_json(view):
-    envs = gym.make_vec(view, num_envs=2, prompts=["1 + 2?"], autoreset_mode="NextStep", **IDS[view])
-    text = envs.spec.to_json()
-    json.loads(text)
-    twin = gym.make_vec(EnvSpec.from_json(text))
-    assert data_equivalence(envs.reset(seed=0), twin.reset(seed=0))
-    assert data_equivalence(envs.step([0, 1]), twin.step([0, 1]))
 
 
 @pytest.mark.parametrize(
@@ -205,14 +192,6 @@ def test_the_vocabulary_may_be_the_whole_tokenizer():
     for token in envs.window.tokenizer("It is 42.<|im_end|>", add_special_tokens=False)["input_ids"]:
         envs.step([token])
     assert recorder.calls == [["It is 42."]]
-
-
-def test_an_observation_ends_with_the_token_of_the_action():
-    envs = tokens(1, window=60)
-    window = envs.window
-    (before,), _ = envs.reset(seed=0)
-    (after,), *_ = envs.step([B])
-    assert shown(window, after)[0] == [*shown(window, before)[0], window.tokenizer.convert_tokens_to_ids("b")]
 
 
 def test_the_final_observation_ends_with_the_last_token():

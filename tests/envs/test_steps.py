@@ -15,19 +15,7 @@ from recording import rating_steps
 
 from gym_rm import ActionError, ConfigError, Scores, ScoringError
 from gym_rm.envs.infos import StepScores, add_values
-from tests.envs.environments import MODES, Recorder, length_reward, make, one_turn, prompt, until_long
-
-
-def test_a_scripted_dialogue():
-    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=[prompt(0, "why?")])
-    env.reset(seed=0)
-    observation, reward, terminated, truncated, _ = env.step("one1")
-    assert (reward, terminated, truncated) == (1.0, False, False)
-    assert [message["content"] for message in observation] == ["question 0", "one1", "why?"]
-    observation, _, terminated, truncated, info = env.step("two2two2")
-    assert (terminated, truncated) == (True, False)
-    assert [message["content"] for message in observation] == ["question 0", "one1", "why?", "two2two2"]
-    assert info["score_ok"] is True
+from tests.envs.environments import MODES, Recorder, make, one_turn, prompt, until_long
 
 
 def test_an_episode_that_ends_returns_its_final_observation():
@@ -42,22 +30,14 @@ def test_an_episode_that_ends_returns_its_final_observation():
 
 
 @pytest.mark.parametrize("reply", ["", " padded \n", "nul\x00s\x00", "\x1b[31m", "<|im_end|>", "😀" * 1000])
-def test_replies_are_not_changed(reply):
+@pytest.mark.parametrize("kind", [list, tuple, lambda replies: np.array(replies, dtype=object)])
+def test_replies_are_not_changed(reply, kind):
     recorder = Recorder()
     envs = one_turn(2, reward_model=recorder)
     envs.reset(seed=0)
-    infos = envs.step(np.array([reply, "x"], dtype=object))[-1]
+    infos = envs.step(kind([reply, "x"]))[-1]
     assert recorder.calls[0][0][-1] == {"role": "assistant", "content": reply}
     assert infos["final_obs"][0][-1]["content"] == reply
-
-
-@pytest.mark.parametrize("actions", [("a", "b"), ["a", "b"], np.array(["a", "b"]), np.array(["a", "b"], dtype=object)])
-def test_replies_may_be_a_tuple_list_or_array(actions):
-    recorder = Recorder()
-    envs = one_turn(2, reward_model=recorder)
-    envs.reset(seed=0)
-    envs.step(actions)
-    assert [type(conversation[-1]["content"]) for conversation in recorder.calls[0]] == [str, str]
 
 
 @pytest.mark.parametrize(
@@ -82,17 +62,6 @@ def test_an_invalid_reply_raises_action_error_with_its_row(actions, message):
     envs.reset(seed=0)
     with pytest.raises(ActionError, match=message):
         envs.step(actions)
-
-
-def test_next_step_scores_only_rows_that_do_not_restart():
-    recorder = Recorder()
-    envs = make(2, reward_model=recorder, autoreset_mode="NextStep", respond=until_long, prompts=[prompt(0, "a", "b")])
-    envs.reset(seed=0)
-    envs.step(["long", "x"])
-    *_, infos = envs.step(["ignored", "yy"])
-    assert [len(call) for call in recorder.calls] == [2, 1]
-    assert infos["_score_ok"].tolist() == [False, True]
-    assert infos["_prompt_id"].tolist() == [True, True]
 
 
 def test_disabled_requires_a_reset_of_ended_episodes():
@@ -151,43 +120,6 @@ def test_reward_on_end_scores_only_ended_episodes():
     assert infos["final_info"]["score_ok"].tolist() == [True, False]
 
 
-def test_conversations_passed_to_the_scorer_do_not_change_later():
-    recorder = Recorder()
-    envs = make(1, reward_model=recorder, prompts=[prompt(0, "why?", "sure?")])
-    envs.reset(seed=0)
-    envs.step(["a"])
-    kept = copy.deepcopy(recorder.calls[0])
-    (observation,), *_ = envs.step(["b"])
-    observation[0]["content"] = "changed"
-    assert recorder.calls[0] == kept
-    (observation,), *_ = envs.step(["c"])
-    assert recorder.calls[-1][0][0]["content"] == "question 0"
-
-
-class PromptRecorder(Recorder):
-    """Recorder that also stores the prompts of every call."""
-
-    def __init__(self):
-        super().__init__()
-        self.prompts = []
-
-    def score(self, conversations, prompts=None):
-        self.prompts.append(prompts)
-        return super().score(conversations, prompts)
-
-
-def test_every_conversation_is_scored_with_its_prompt():
-    scorer = PromptRecorder()
-    envs = make(3, reward_model=scorer, autoreset_mode="NextStep")
-    _, infos = envs.reset(seed=3)
-    started = list(infos["prompt_id"])
-    envs.step(["a", "b", "c"])
-    assert [each.prompt_id for each in scorer.prompts[0]] == started
-    for call, prompts in zip(scorer.calls, scorer.prompts, strict=True):
-        for conversation, each in zip(call, prompts, strict=True):
-            assert conversation[0] == each.messages[0]
-
-
 def test_infos_of_every_type_reach_the_environment_in_a_partial_step():
     def score(conversations):
         n = len(conversations)
@@ -234,17 +166,6 @@ def test_a_reply_is_its_characters_also_for_subclasses_of_str(reply):
     assert type(observations[0][-2]["content"]) is str
 
 
-def test_infos_contain_components_and_token_counts():
-    envs = one_turn(2, reward_model=Recorder(), autoreset_mode="NextStep")
-    envs.reset(seed=0)
-    *_, infos = envs.step(["four", "~~"])
-    assert infos["components"]["half"].tolist() == [2.0, 1.0]
-    assert infos["_components"].tolist() == infos["components"]["_half"].tolist() == [True, True]
-    assert infos["num_tokens"].tolist() == [len("question 0") + 4, len("question 0") + 2]
-    assert infos["truncated_tokens"].tolist() == [0, 2]
-    assert infos["truncated_tokens"].dtype == np.int64
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.sampled_from([np.int64, np.float64, np.bool_, object]))
 def test_the_format_equals_gymnasiums(mask, dtype):
     rows, values = np.array(mask), np.arange(len(mask)).astype(dtype)
@@ -279,6 +200,28 @@ def test_steps_are_arrays_of_the_rows_that_were_scored_also_in_final_info():
     single = gym.make("RewardModel-v0", **keywords)
     single.reset(seed=0)
     assert single.step("One.\n\nTwo two.")[-1]["step_ends"].tolist() == [4, 14]
+
+
+def test_every_conversation_is_scored_with_its_prompt():
+    def score(conversations, prompts):
+        return [float(c[0] == p.messages[0]) for c, p in zip(conversations, prompts, strict=True)]
+
+    envs = make(3, reward_model=score, autoreset_mode="NextStep")
+    envs.reset(seed=3)
+    assert envs.step(["a", "b", "c"])[1].tolist() == [1, 1, 1]
+
+
+def test_the_scorer_and_the_caller_may_keep_conversations():
+    recorder = Recorder()
+    envs = make(1, reward_model=recorder, prompts=[prompt(0, "why?", "sure?")])
+    envs.reset(seed=0)
+    envs.step(["a"])
+    kept = copy.deepcopy(recorder.calls[0])
+    (observation,), *_ = envs.step(["b"])
+    observation[0]["content"] = "changed"
+    envs.step(["c"])
+    assert recorder.calls[0] == kept
+    assert recorder.calls[-1][0][0]["content"] == "question 0"
 
 
 # --- failures

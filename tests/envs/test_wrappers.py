@@ -79,10 +79,8 @@ def test_array_conversion_does_not_change_text():
 @pytest.mark.parametrize(
     ("version", "mode", "warned"),
     [
-        ("1.2.2", "SameStep", True),
         ("1.3.0", "SameStep", True),
         ("1.3.0", "NextStep", False),
-        ("1.4.0", "SameStep", False),
         ("1.10.0", "SameStep", False),
     ],
 )

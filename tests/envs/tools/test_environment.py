@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from gym_rm import ActionError, ConfigError
+from gym_rm import ActionError, ConfigError, Scores
 from gym_rm.envs.numeric_views import CandidateAction, TokenLevel
 from gym_rm.testing import check_vector_env
 from tests.envs.environments import each_mode, make
@@ -83,13 +83,10 @@ def test_a_scorer_that_ends_the_episode_is_asked_before_the_tools():
         executed.append(1)
         return 1
 
-    class Ends:
-        def score(self, conversations, prompts=None):
-            from gym_rm import Scores
+    def ends(conversations):
+        return Scores.from_rewards([1.0] * len(conversations), terminations=[True] * len(conversations))
 
-            return Scores.from_rewards([1.0] * len(conversations), terminations=[True] * len(conversations))
-
-    envs = calling(num_envs=1, reward_model=Ends(), tools=[count])
+    envs = calling(num_envs=1, reward_model=ends, tools=[count])
     envs.reset(seed=0)
     _, _, terminations, _, infos = envs.step(['<tool_call>{"name": "count"}</tool_call>'])
     assert terminations[0]
@@ -217,16 +214,6 @@ def test_environments_with_tools_follow_the_contract(mode, reward_on):
 
 def test_the_single_environment_passes_the_check_of_gymnasium():
     check_env(gym.make("RewardModel-v0", **SETTINGS, max_turns=3).unwrapped, skip_render_check=True)
-
-
-def test_reset_mask_and_groups_with_tools():
-    envs = calling(num_envs=4, group_size=2, prompts=["a", "b", "c"], autoreset_mode="Disabled")
-    envs.reset(seed=0)
-    envs.step([CALL] * 4)
-    mask = np.array([True, True, False, False])
-    observations, infos = envs.reset(options={"reset_mask": mask})
-    assert [len(each) for each in observations] == [1, 1, 3, 3]
-    assert infos["_tools"].tolist() == mask.tolist()
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
