@@ -151,11 +151,7 @@ class PromptOrders:
             seed = seeds[group * self.group_size]
             if not members.any() or (seed is None and self.orders[group] is not None):
                 continue
-            if not members.all():
-                raise ConfigError(
-                    f"seed restarts the prompts of a whole group, but reset_mask has only a part of group {group}; "
-                    f"reset all {self.group_size} environments of the group, or reset without a seed."
-                )
+            self._require_whole(group, members, "seed")
             fresh[group] = PromptOrder(self.num_prompts, *seeding.np_random(seed))
         orders = tuple(fresh.get(group, order) for group, order in enumerate(self.orders))
         kept = np.array([group not in fresh for group in range(len(orders))])
@@ -184,12 +180,10 @@ class PromptOrders:
             raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self.num_prompts - 1}, got {indices[row]}.")
         by_group = self._by_group(indices)
         for group, members in enumerate(self._by_group(rows)):
-            if members.any() and not members.all():
-                raise ConfigError(
-                    f"prompt_indices needs whole groups, but reset_mask has only a part of group {group}; reset all "
-                    f"{self.group_size} environments of the group."
-                )
-            if members.any() and (by_group[group] != by_group[group, 0]).any():
+            if not members.any():
+                continue
+            self._require_whole(group, members, "prompt_indices")
+            if (by_group[group] != by_group[group, 0]).any():
                 raise ConfigError(
                     f"prompt_indices must be equal for all {self.group_size} environments of group {group}, got "
                     f"{by_group[group].tolist()}."
@@ -227,6 +221,13 @@ class PromptOrders:
     def each(self) -> list[PromptOrder]:
         """Return the order of each environment; the environments of a group share one."""
         return [order for order in self.orders if order is not None for _ in range(self.group_size)]
+
+    def _require_whole(self, group: int, members: NDArray[np.bool_], name: str) -> None:
+        if not members.all():
+            raise ConfigError(
+                f"{name} is for whole groups, but reset_mask has only a part of group {group}; reset all "
+                f"{self.group_size} environments of the group, or leave {name} out."
+            )
 
     def _by_group(self, column: NDArray[Any]) -> NDArray[Any]:
         return column.reshape(len(self.orders), self.group_size)

@@ -105,7 +105,9 @@ def test_prompts_must_be_chosen_for_complete_groups():
     orders.check(np.array([4, 4, 1, 1]), ALL)
     with pytest.raises(ConfigError, match=r"equal for all 2 environments of group 1, got .3, 2."):
         orders.check(np.array([0, 0, 3, 2]), ALL)
-    with pytest.raises(ConfigError, match="needs whole groups, but reset_mask has only a part of group 0"):
+    with pytest.raises(
+        ConfigError, match="prompt_indices is for whole groups, but reset_mask has only a part of"
+    ):
         orders.check(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
     with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be from 0 to 4, got 5"):
         orders.check(np.array([0, 0, 5, 5]), ALL)
