@@ -278,13 +278,14 @@ class TokenLevel(NumericView):
         lengths = np.array([len(reply) for reply in replies])
         ended = playing & ((tokens == self._stop) | (lengths >= self.max_new_tokens))
         texts = [self._text(replies[row]) if ended[row] else "" for row in range(self.num_envs)]
-        state, (conversations, rewards, *ends, infos) = super().next_step(texts, rows=ended | starting)
+        state, result = super().next_step(texts, rows=ended | starting)
+        conversations, rewards, terminations, truncations, infos = result
 
         windows = np.where(playing[:, None], self.window.push(old.windows, tokens), old.windows)
-        self._replace_final(infos, ends[0] | ends[1], lambda row: windows[row].copy())
+        self._replace_final(infos, terminations | truncations, lambda row: windows[row].copy())
         kept = [new if goes_on else before for new, before, goes_on in zip(replies, old.tokens, playing, strict=True)]
         view = self._begun(_Replies(windows, tuple(kept)), (ended | starting) & ~state.over, conversations)
-        return replace(state, view=view), (view.windows.copy(), rewards, *ends, infos)
+        return replace(state, view=view), (view.windows.copy(), rewards, terminations, truncations, infos)
 
     def _begun(self, view: _Replies, rows: Mask, conversations: Sequence[Conversation]) -> _Replies:
         """Return the view with new replies in `rows`."""

@@ -89,12 +89,12 @@ FOLDERS = tuple(str(Path(gym_rm.__file__).parent / name) for name in ("envs", "r
 
 
 @contextlib.contextmanager
-def each_line(call, files=None):
-    """Call a function with the file and number of each line that runs in the files, or in those of the environments."""
+def each_line(call):
+    """Call a function with the file and number of each line that runs in the files of the environments."""
 
     def trace(frame, kind, argument):
         name = frame.f_code.co_filename
-        if name not in files if files else not name.startswith(FOLDERS):
+        if not name.startswith(FOLDERS):
             return None
         if kind == "line":
             call((name, frame.f_lineno))
@@ -116,7 +116,7 @@ def lines_of(call):
     return lines
 
 
-def interrupt_at(count, files=None):
+def interrupt_at(count):
     """Context that raises KeyboardInterrupt at the given line that runs."""
     left = count
 
@@ -126,4 +126,4 @@ def interrupt_at(count, files=None):
         if left == 0:
             raise KeyboardInterrupt
 
-    return each_line(interrupt, files)
+    return each_line(interrupt)

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm import ConfigError
-from gym_rm.envs import episodes
 from gym_rm.envs.episodes import PromptOrder, PromptOrders
-from tests.envs.environments import interrupt_at, make, one_turn, prompt, prompt_ids
+from tests.envs.environments import make, one_turn, prompt, prompt_ids
 
 ALL = np.ones(4, dtype=bool)
 
@@ -48,22 +47,6 @@ def test_old_prompts_are_not_stored():
         stream.prompt(place, oldest=place)
     assert len(stream._drawn) == 1
     assert not stream._choices
-
-
-@pytest.mark.parametrize("num_prompts", [1, 2, 5])
-def test_a_draw_that_was_interrupted_at_any_line_is_completed_by_the_next_one(num_prompts):
-    expected = first(order(num_prompts), 30)
-    interrupts = 0
-    for line in range(1, 30):
-        stream = order(num_prompts)
-        for place in range(30):
-            try:
-                with interrupt_at(line, files=[episodes.__file__]):
-                    stream.prompt(place, oldest=place)
-            except KeyboardInterrupt:
-                interrupts += 1
-            assert stream.prompt(place, oldest=place) == expected[place]
-    assert interrupts > 300
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))
@@ -105,9 +88,7 @@ def test_prompts_must_be_chosen_for_complete_groups():
     orders.check(np.array([4, 4, 1, 1]), ALL)
     with pytest.raises(ConfigError, match=r"equal for all 2 environments of group 1, got .3, 2."):
         orders.check(np.array([0, 0, 3, 2]), ALL)
-    with pytest.raises(
-        ConfigError, match="prompt_indices is for whole groups, but reset_mask has only a part of"
-    ):
+    with pytest.raises(ConfigError, match="prompt_indices is for whole groups, but reset_mask has only a part of"):
         orders.check(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
     with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be from 0 to 4, got 5"):
         orders.check(np.array([0, 0, 5, 5]), ALL)

@@ -204,19 +204,6 @@ def test_the_final_observation_ends_with_the_last_token():
     assert shown(envs.window, after[0])[0][-1] != envs.window.tokenizer.eos_token_id
 
 
-def test_a_dialogue_continues_with_the_next_user_turn():
-    recorder = Recorder()
-    envs = tokens(1, reward_model=recorder, prompts=[prompt(0, "why?")], window=60)
-    envs.reset(seed=0)
-    envs.step([A])
-    (observation,), rewards, terminations, _, _ = envs.step([STOP])
-    assert (rewards[0], terminations[0]) == (1.0, False)
-    assert "why?" in envs.window.tokenizer.decode(shown(envs.window, observation)[0])
-    envs.step([B])
-    assert envs.step([STOP])[2].all()
-    assert recorder.calls == [["a"], ["b"]]
-
-
 def test_a_missing_score_does_not_change_the_reply():
     recorder = Recorder()
     envs = tokens(1, reward_model=recorder)

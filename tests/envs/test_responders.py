@@ -108,18 +108,6 @@ def test_a_responder_with_another_signature_raises_config_error():
         simulator(lambda conversation: None)
 
 
-def test_a_turn_is_its_characters_also_for_subclasses_of_str():
-    class Loud(str):
-        def __str__(self):
-            return "LOUD"
-
-    envs = make(1, respond=lambda conversations, prompts, scores: [Loud("more?")])
-    envs.reset(seed=0)
-    (observation,) = envs.step(["x"])[0]
-    assert type(observation[-1]["content"]) is str
-    assert observation[-1]["content"] == "more?"
-
-
 @pytest.mark.parametrize("answer", [3, "\ud800", b"bytes", "x" * 101])
 def test_an_invalid_user_turn_raises_config_error_and_changes_nothing(answer):
     answers = [answer, "fine"]
