@@ -50,13 +50,6 @@ def mask_of(rows: Sequence[int] | NDArray[Any], num_envs: int) -> Mask:
     return mask
 
 
-def add_group(infos: Infos, name: str, group: Infos) -> None:
-    """Store nested infos under a name; its mask is True in every row that has at least one of them."""
-    masks = [group[f"_{key}"] for key in group if f"_{key}" in group]
-    if masks:
-        infos[name], infos[f"_{name}"] = group, np.logical_or.reduce(masks)
-
-
 def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
     """Return the infos of one row as a single environment returns them, with Python scalars."""
     found: Infos = {}
@@ -133,7 +126,10 @@ class StepScores:
         components: Infos = {}
         for name, values in scores.components.items():
             add(components, name, values, good & np.isfinite(values))
-        add_group(infos, "components", components)
+        if components:
+            infos["components"] = components
+            masks = [components[f"_{name}"] for name in scores.components if name in components]
+            infos["_components"] = np.logical_or.reduce(masks)
         for name in ("step_rewards", "step_ends"):
             if (steps := getattr(scores, name)) is not None:
                 lengths = np.array([len(each) for each in steps], dtype=np.int64)

@@ -273,27 +273,16 @@ create_zero_array.register(ConversationSpace, lambda space: [])
 create_shared_memory.register(UnicodeText, create_shared_memory.dispatch(spaces.Sequence))  # which refuses
 # `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 
-
-def _keep_text_in_array_conversions() -> None:
-    """Make `NumpyToTorch` and similar wrappers return text unchanged.
-
-    Without this, `array_conversion` converts a string to the text of a generator object, in actions and observations,
-    and raises an error for arrays of objects.
-    """
-    if importlib.util.find_spec("array_api_compat") is None:
-        return  # without it, those wrappers cannot be imported
+if importlib.util.find_spec("array_api_compat") is not None:  # without it, wrappers such as `NumpyToTorch` do not exist
     from gymnasium.wrappers.array_conversion import array_conversion
 
-    convert_numeric = array_conversion.dispatch(np.ndarray)
+    _convert_numbers = array_conversion.dispatch(np.ndarray)
 
-    def keep(value: Any, xp: Any, device: Any = None) -> Any:
+    @array_conversion.register(str)
+    def _keep_text(value: str, xp: Any, device: Any = None) -> str:
+        """Return text as it is; Gymnasium would return the text of a generator object."""
         return value
 
-    def convert_array(value: NDArray[Any], xp: Any, device: Any = None) -> Any:
-        return value if value.dtype.kind in "OUS" else convert_numeric(value, xp, device)
-
-    array_conversion.register(str)(keep)
-    array_conversion.register(np.ndarray)(convert_array)
-
-
-_keep_text_in_array_conversions()
+    @array_conversion.register(np.ndarray)
+    def _convert_array(value: NDArray[Any], xp: Any, device: Any = None) -> Any:
+        return value if value.dtype.kind in "OUS" else _convert_numbers(value, xp, device)
