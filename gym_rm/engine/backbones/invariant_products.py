@@ -82,7 +82,14 @@ def _product(rows: GemmRows, func: Any, x: Tensor, weight: Tensor, *args: Any, *
         return _batched_product(rows, func, x, weight, *args, **kwargs)
     if weight.dim() != 2 or x.dim() == 0 or not x.shape[:-1].numel():
         return func(x, weight, *args, **kwargs)
-    product = by_rows(rows, lambda part: func(part, weight, *args, **kwargs), x.reshape(-1, x.shape[-1]))
+    func = WITH_OUT.get(func, func)
+    product = by_rows(
+        rows,
+        lambda part, **into: func(part, weight, *args, **kwargs, **into),
+        x.reshape(-1, x.shape[-1]),
+        width=weight.shape[0 if func is linear else 1] if func in (linear, torch.mm, torch.matmul) else None,
+        dtype=kwargs.get("out_dtype", x.dtype),
+    )
     return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)
 
 
@@ -130,11 +137,26 @@ def _grouped_product(
     return output
 
 
-def by_rows(rows: GemmRows, call: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return `call(*tensors)` `[count, N]`, computed for all rows of the tensors `[count, ...]` or chunks, padded."""
+def by_rows(
+    rows: GemmRows,
+    call: Callable[..., Tensor],
+    *tensors: Tensor,
+    width: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return `call(*tensors)` `[count, N]`, computed for the padded rows of all tensors `[count, ...]`, or for chunks.
+
+    If the call has an argument `out`, its width is N and its dtype that of the result; chunks are then not copied.
+    """
     count = len(tensors[0])
-    results = [call(*part) for part in zip(*(_parts(rows, tensor) for tensor in tensors), strict=True)]
-    output = results[0] if len(results) == 1 else torch.cat(results)
+    parts = list(zip(*(_parts(rows, tensor) for tensor in tensors), strict=True))
+    if len(parts) == 1 or width is None or not torch.is_inference_mode_enabled():  # `out` has no gradients
+        results = [call(*part) for part in parts]
+        output = results[0] if len(results) == 1 else torch.cat(results)
+    else:
+        output = tensors[0].new_empty(rows.padded(count), width, dtype=dtype)
+        for part, into in zip(parts, torch.split(output, rows.multiple), strict=True):
+            call(*part, out=into)
     return output if len(output) == count else output[:count]
 
 
@@ -177,5 +199,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.rsqrt, torch.rsqrt_, Tensor.rsqrt, Tensor.rsqrt_), activation),
     **dict.fromkeys((torch.exp2, torch.special.exp2, Tensor.exp2), activation),
 }
+WITH_OUT = {Tensor.matmul: torch.matmul, Tensor.mm: torch.mm}  # methods, and the functions with an argument `out`
 # Names of a function's inputs, in the order of its arguments.
 INPUTS = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2")

@@ -261,9 +261,10 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_whole_groups_of_rows_are_not_copied():
+@pytest.mark.parametrize("rows", [GemmRows(64), CHUNKS], ids=str)
+def test_whole_groups_of_rows_are_not_copied(rows):
     x, into = X[:128], torch.zeros(128, OUTPUTS)
-    with torch.inference_mode(), BatchInvariant(GemmRows(64)), Copies() as copies:
+    with torch.inference_mode(), BatchInvariant(rows), Copies() as copies:
         functional.linear(x, WEIGHT, BIAS)
         x @ WEIGHT.T
         into.addmm_(x, WEIGHT.T)

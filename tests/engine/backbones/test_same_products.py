@@ -26,7 +26,11 @@ def products(monkeypatch):
         rule = RULES[functional.linear]
 
         def changed(rows, func, x, weight, *args):
-            return rule(rows, lambda part, *given: function(part, func(part, *given)), x, weight, *args)
+            def product(part, *given, out=None):
+                result = function(part, func(part, *given))
+                return result if out is None else out.copy_(result)
+
+            return rule(rows, product, x, weight, *args)
 
         same_products.cache_clear()
         monkeypatch.setitem(RULES, functional.linear, changed)
