@@ -245,18 +245,17 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             before = episodes[row]
             episodes[row] = Episode(before.prompt, before.number, [*messages, *turn.messages], before.num_replies + 1)
         state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, view=None)
+        state = self._restart(state, starting)  # none in the mode SAME_STEP
+        state = replace(state, transcripts=self._transcripts(state, rows, done))
         infos: Infos = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            state = replace(state, transcripts=self._transcripts(state, playing, done))
             state.add_final(infos, done)
             state.add_step(infos, playing & ~done)
-            state = self._restart(state, done)
+            state, started = self._restart(state, done), done
         else:
             state.add_step(infos, playing)
-            state = replace(self._restart(state, starting), over=(old.over & ~starting) | done)
-            state = replace(state, transcripts=self._transcripts(state, rows, done))
+            state, started = replace(state, over=(old.over & ~starting) | done), starting
         state.add_episodes(infos, rows)
-        started = starting | done if self.autoreset_mode is AutoresetMode.SAME_STEP else starting
         state.add_tools(infos, started)
         return state, (state.observations(), scores.rewards.copy(), terminations, truncations, infos)
 
