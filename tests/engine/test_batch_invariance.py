@@ -5,6 +5,7 @@ on random tokens where it is about lengths.
 """
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_scores_after_running_out_of_memory_have_the_same_bits(tree, parts, some
     )
     assert max(len(each.input_ids) for each in scorer.renderer.encode(several)) < LONGEST - WIDTH_STEP
     assert scorer.score(several).rewards.tolist() == expected
-    for rows, _ in batches(len(several)):
+    for rows, _ in itertools.islice(batches(len(several)), 2):
         assert scorer.score([several[row] for row in rows]).rewards.tolist() == [expected[row] for row in rows]
     assert scorer.max_num_batched_tokens <= LONGEST
 

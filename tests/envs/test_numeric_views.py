@@ -72,7 +72,7 @@ def test_the_single_views_pass_check_env(view):
 
 @each_id
 def test_the_embedded_defaults_pass_check_vector_env(view):
-    check_vector_env(view, num_envs=3, num_steps=10)
+    check_vector_env(view, num_envs=3, num_steps=5)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_infos_are_masked_where_no_scorer_saw_the_row_as_in_single_environments(
         scorers=scorers,
         prompts=prompts,
         fallback_reward=-1,
-        num_steps=4,
+        num_steps=3,
         **settings,
     )
 

@@ -9,7 +9,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 import gym_rm
 from gym_rm.envs.settings import same_step_statistics
 from gym_rm.errors import warn_once
-from tests.envs.environments import Recorder, each_mode, length_reward, make, one_turn, prompt
+from tests.envs.environments import Recorder, length_reward, make, one_turn, prompt
 
 
 @pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
@@ -30,38 +30,6 @@ def test_record_episode_statistics(mode):
         returns[done], lengths[done] = 0, 0
         over = done
     assert envs.episode_count > 0
-
-
-@pytest.mark.skipif(not same_step_statistics(), reason="NormalizeReward of 1.3 only counts the first of these replies")
-def test_normalize_reward_counts_every_reply():
-    envs = vector_wrappers.NormalizeReward(one_turn(2))
-    envs.reset(seed=0)
-    normalized = [envs.step(["x" * n, "y" * (9 - n)])[1] for n in range(1, 9)][-1]
-    lengths = np.arange(1, 9) / 4
-    # With 1.3, the count is 2 and the variance that of the rewards 0.25 and 2.0.
-    assert round(envs.return_rms.count) == 16
-    assert envs.return_rms.var == pytest.approx(lengths.var(), rel=1e-3)
-    assert normalized == pytest.approx(lengths[[7, 0]] / lengths.std(), rel=1e-3)
-
-
-@each_mode
-def test_dict_info_to_list(mode):
-    envs = vector_wrappers.DictInfoToList(one_turn(2, autoreset_mode=mode, reward_model=Recorder()))
-    _, infos = envs.reset(seed=0)
-    assert {info["prompt_id"] for info in infos} <= {"p0", "p1", "p2"}
-    *_, infos = envs.step(["four", "eight888"])
-    info = infos[1]["final_info"] if mode == "SameStep" else infos[1]
-    assert info["components"] == {"length": 8.0, "half": 4.0}
-
-
-def test_observations_can_be_transformed():
-    envs = make(2, autoreset_mode="NextStep", max_text_length=64)
-    box = gym.spaces.Box(0, np.inf, (1,))
-    lengths = vector_wrappers.VectorizeTransformObservation(
-        envs, gym.wrappers.TransformObservation, func=lambda c: np.array([len(c)], np.float32), observation_space=box
-    )
-    observations, _ = lengths.reset(seed=0)
-    assert observations.tolist() == [[1.0], [1.0]]
 
 
 def test_array_conversion_does_not_change_text():
