@@ -30,7 +30,7 @@ from agents import ppo_tokens
 from gym_rm import load_scorer
 from gym_rm.assets.number_task import candidates as number_candidates
 from gym_rm.data.prompts import load_prompts
-from gym_rm.envs.numeric_views import make_candidates, make_tokens
+from gym_rm.envs.numeric_views import CandidateAction, TokenLevel
 
 VOCABULARY = ppo_tokens.VOCABULARY
 CANDIDATE_PROMPTS, TOKEN_PROMPTS = (0, 1, 2, 3), (1, 5, 15)
@@ -90,7 +90,7 @@ class Curve(VectorWrapper):
 
 CURVES = []
 gym.register(
-    "CountedTokens-v0", vector_entry_point=lambda num_envs, **settings: Curve(make_tokens(num_envs, **settings))
+    "CountedTokens-v0", vector_entry_point=lambda num_envs, **settings: Curve(TokenLevel(num_envs, **settings))
 )
 
 
@@ -125,9 +125,9 @@ def run_sb3(algorithm, view, seed, scorer, prompts):
     def make(num_envs):
         common = {"reward_model": scorer, "prompts": prompts, "window": 12, "autoreset_mode": AutoresetMode.SAME_STEP}
         if view == "candidates":
-            return VecEnvBridge(Curve(make_candidates(num_envs, **common)))
+            return VecEnvBridge(Curve(CandidateAction(num_envs, **common)))
         reply = {"prefill": "It is", "vocabulary": VOCABULARY, "max_new_tokens": 2}
-        return VecEnvBridge(Curve(make_tokens(num_envs, **reply, **common)))
+        return VecEnvBridge(Curve(TokenLevel(num_envs, **reply, **common)))
 
     model = getattr(stable_baselines3, algorithm)("MlpPolicy", make(num_envs), seed=seed, **settings)
     model.learn(timesteps)

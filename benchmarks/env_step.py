@@ -21,17 +21,17 @@ import results
 
 import gym_rm
 from gym_rm import Prompt, Scores
-from gym_rm.envs.state import EnvState
+from gym_rm.envs.infos import EnvState
 
 PARTS = {
     "check the replies": ["_check_replies"],
-    "copy conversations, distribute the scores": ["_score"],
+    "distribute the scores": ["_score"],
     "get the user's next messages": ["_next_turns"],
     "infos": ["add_final", "add_step", "add_tools", "add_episodes"],
     "start new episodes": ["_restart"],
     "copy the observations": ["observations"],
 }
-SCORING = "copy conversations, distribute the scores"
+SCORING = "distribute the scores"
 
 
 class NullScorer:

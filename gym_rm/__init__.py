@@ -64,8 +64,8 @@ _LAZY = {
 
 for _name, _single, _vector, _kind in (
     ("RewardModel", "single:RewardEnv", "vector:RewardVectorEnv", None),
-    ("RewardModelCandidates", "numeric_views:CandidateEnv", "numeric_views:make_candidates", None),
-    ("RewardModelTokens", "numeric_views:TokenEnv", "numeric_views:make_tokens", None),
+    ("RewardModelCandidates", "numeric_views:CandidateEnv", "numeric_views:CandidateAction", None),
+    ("RewardModelTokens", "numeric_views:TokenEnv", "numeric_views:TokenLevel", None),
     ("Math", "verifier_envs:make", "verifier_envs:make_vec", "math"),
     ("Code", "verifier_envs:make", "verifier_envs:make_vec", "code"),
     ("Mixed", "verifier_envs:make", "verifier_envs:make_vec", "weighted"),

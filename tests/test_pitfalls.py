@@ -40,7 +40,7 @@ Serving
     tests/server/test_limits.py::test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32
 19. A renamed option is ignored. Here.
 20. A failure becomes a score.
-    tests/envs/test_vector_failures.py::test_a_fallback_reward_is_marked_and_left_out_of_the_statistics
+    tests/envs/test_steps.py::test_a_fallback_reward_is_marked_and_left_out_of_the_statistics
 21. A conversation is longer than the context.
     tests/engine/test_reward_model_scorer_failures.py::test_cut_tokens_are_counted_and_warned_of_once
 22. A conversation is truncated on the wrong side.
@@ -65,7 +65,7 @@ Using the scores
 30. Groups are mixed up.
     tests/policy/test_advantages.py::test_permuting_rows_permutes_the_advantages_bit_for_bit
 31. The last state of an episode is lost.
-    tests/envs/test_vector_episodes.py::test_a_one_turn_episode_ends_at_every_step_and_returns_final_obs
+    tests/envs/test_steps.py::test_an_episode_that_ends_returns_its_final_observation
 32. The loss of a pair overflows. tests/training/test_losses.py::test_loss_and_gradient_are_finite_at_large_differences
 """
 

@@ -22,8 +22,7 @@ from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source, without_filled
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.thinking import Thinking
-from gym_rm.envs.infos import Infos
-from gym_rm.envs.state import Observations
+from gym_rm.envs.infos import Infos, Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import ScorerLike, try_score

@@ -24,7 +24,7 @@ from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, We
 from gym_rm.engine.executors.model_info import revision_of_sources
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
-from gym_rm.engine.kinds.implicit import ImplicitKind
+from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules

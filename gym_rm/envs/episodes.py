@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,12 +67,7 @@ class PromptOrder:
     Args:
         num_prompts: number of prompts.
         generator: random generator of the order; one draw per prompt.
-        seed: seed of the generator; -1 if it is unknown.
-
-    Example:
-        >>> order = PromptOrder(3, np.random.default_rng(0))
-        >>> sorted(order.prompt(place) for place in range(3)), order.prompt(1) == order.prompt(1)
-        ([0, 1, 2], True)
+        seed: seed of the generator.
     """
 
     def __init__(self, num_prompts: int, generator: np.random.Generator, seed: int = -1) -> None:
@@ -156,17 +151,14 @@ class PromptOrders:
             seed = seeds[group * self.group_size]
             if not members.any() or (seed is None and self.orders[group] is not None):
                 continue
-            if not members.all():
-                raise ConfigError(
-                    f"seed restarts the prompts of a whole group, but reset_mask has only a part of group {group}; "
-                    f"reset all {self.group_size} environments of the group, or reset without a seed."
-                )
+            self._require_whole(group, members, "seed")
             fresh[group] = PromptOrder(self.num_prompts, *seeding.np_random(seed))
-        return self._restarted(fresh)
-
-    def with_generator(self, generator: np.random.Generator) -> PromptOrders:
-        """Restart the order of every group from this random generator."""
-        return self._restarted({k: PromptOrder(self.num_prompts, generator) for k in range(len(self.orders))})
+        orders = tuple(fresh.get(group, order) for group, order in enumerate(self.orders))
+        kept = np.array([group not in fresh for group in range(len(orders))])
+        rows = np.repeat(kept, self.group_size)
+        return replace(
+            self, orders=orders, numbers=self.numbers * rows, places=self.places * rows, oldest=self.oldest * kept
+        )
 
     def aligned(self, rows: NDArray[np.bool_]) -> PromptOrders:
         """Make all environments of a group continue at the same prompt, for each group that is completely in `rows`."""
@@ -188,12 +180,10 @@ class PromptOrders:
             raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self.num_prompts - 1}, got {indices[row]}.")
         by_group = self._by_group(indices)
         for group, members in enumerate(self._by_group(rows)):
-            if members.any() and not members.all():
-                raise ConfigError(
-                    f"prompt_indices needs whole groups, but reset_mask has only a part of group {group}; reset all "
-                    f"{self.group_size} environments of the group."
-                )
-            if members.any() and (by_group[group] != by_group[group, 0]).any():
+            if not members.any():
+                continue
+            self._require_whole(group, members, "prompt_indices")
+            if (by_group[group] != by_group[group, 0]).any():
                 raise ConfigError(
                     f"prompt_indices must be equal for all {self.group_size} environments of group {group}, got "
                     f"{by_group[group].tolist()}."
@@ -232,13 +222,12 @@ class PromptOrders:
         """Return the order of each environment; the environments of a group share one."""
         return [order for order in self.orders if order is not None for _ in range(self.group_size)]
 
-    def _restarted(self, fresh: Mapping[int, PromptOrder]) -> PromptOrders:
-        orders = tuple(fresh.get(group, order) for group, order in enumerate(self.orders))
-        kept = np.array([group not in fresh for group in range(len(orders))])
-        rows = np.repeat(kept, self.group_size)
-        return replace(
-            self, orders=orders, numbers=self.numbers * rows, places=self.places * rows, oldest=self.oldest * kept
-        )
+    def _require_whole(self, group: int, members: NDArray[np.bool_], name: str) -> None:
+        if not members.all():
+            raise ConfigError(
+                f"{name} is for whole groups, but reset_mask has only a part of group {group}; reset all "
+                f"{self.group_size} environments of the group, or leave {name} out."
+            )
 
     def _by_group(self, column: NDArray[Any]) -> NDArray[Any]:
         return column.reshape(len(self.orders), self.group_size)

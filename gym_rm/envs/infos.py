@@ -1,4 +1,4 @@
-"""Per-environment values in the format of Gymnasium's vector `infos`: arrays `[N]`, each with a mask `_name`.
+"""State of `RewardVectorEnv`, and its values as Gymnasium's vector `infos`: arrays `[N]`, each with a mask `_name`.
 
 The format is the one that `SyncVectorEnv` builds from the infos of single environments. Rows outside the mask are zero
 (None in arrays of objects). A name without a value in any row is left out.
@@ -7,18 +7,21 @@ The format is the one that `SyncVectorEnv` builds from the infos of single envir
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.envs.episodes import Episode, PromptOrders
 from gym_rm.errors import ConfigError
 from gym_rm.score_columns import info_array
 from gym_rm.scores import Scores
+from gym_rm.types import Message, copy_conversation, copy_nested
 
 Infos: TypeAlias = dict[str, Any]
 Mask: TypeAlias = NDArray[np.bool_]
+Observations: TypeAlias = tuple[list[Message], ...]
 
 
 def add_values(
@@ -45,13 +48,6 @@ def mask_of(rows: Sequence[int] | NDArray[Any], num_envs: int) -> Mask:
     mask = np.zeros(num_envs, dtype=np.bool_)
     mask[rows] = True
     return mask
-
-
-def add_group(infos: Infos, name: str, group: Infos) -> None:
-    """Store nested infos under a name; its mask is True in every row that has at least one of them."""
-    masks = [group[f"_{key}"] for key in group if f"_{key}" in group]
-    if masks:
-        infos[name], infos[f"_{name}"] = group, np.logical_or.reduce(masks)
 
 
 def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
@@ -130,7 +126,10 @@ class StepScores:
         components: Infos = {}
         for name, values in scores.components.items():
             add(components, name, values, good & np.isfinite(values))
-        add_group(infos, "components", components)
+        if components:
+            infos["components"] = components
+            masks = [components[f"_{name}"] for name in scores.components if name in components]
+            infos["_components"] = np.logical_or.reduce(masks)
         for name in ("step_rewards", "step_ends"):
             if (steps := getattr(scores, name)) is not None:
                 lengths = np.array([len(each) for each in steps], dtype=np.int64)
@@ -142,3 +141,66 @@ class StepScores:
             if found.dtype == object:
                 found = info_array(found.ravel().tolist()).reshape(found.shape)
             add_values(infos, name, found, self.rows[has], size)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvState:
+    """Everything that a reset or a step changes. The environment replaces it, and changes nothing in it.
+
+    Attributes:
+        orders: order of the prompts, and the position of each environment in it.
+        episodes: `[N]`, the conversations in progress; empty before the first reset.
+        over: bool `[N]`, environments whose episode has ended and that wait for a reset.
+        scores: scores of the last step.
+        transcripts: `[N]`, for rendering.
+        calls: int64 `[N]` by name, of the last step of an environment with tools: `tool_calls` of the replies, and
+            `tool_errors`, those that were answered with an error. Calls that could not be read count as both.
+        view: state of a numeric view around the environment, or None.
+    """
+
+    orders: PromptOrders
+    episodes: tuple[Episode, ...]
+    over: Mask
+    scores: StepScores
+    transcripts: tuple[str, ...]
+    calls: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    view: Any = None
+
+    def observations(self) -> Observations:
+        """Return copies of the N conversations."""
+        return tuple([copy_conversation(episode.messages) for episode in self.episodes])
+
+    def add_episodes(self, infos: Infos, rows: Mask) -> None:
+        """Add the infos of the prompts of `rows`."""
+        size, listed = len(self.episodes), np.flatnonzero(rows).tolist()
+        prompts = [self.episodes[row].prompt for row in listed]
+        add_values(infos, "prompt_id", [prompt.prompt_id for prompt in prompts], listed, size)
+        answers = {row: prompt.answer for row, prompt in zip(listed, prompts, strict=True) if prompt.answer is not None}
+        add_values(infos, "answer", list(answers.values()), list(answers), size)
+        if self.orders.group_size > 1:
+            numbers = np.array([self.episodes[row].number for row in listed], dtype=np.int64)
+            groups = np.array(listed, dtype=np.int64) // self.orders.group_size
+            add_values(infos, "group_id", groups + numbers * len(self.orders.orders), listed, size)
+
+    def add_tools(self, infos: Infos, rows: Mask) -> None:
+        """Add the tool schemas of the prompts of those `rows` that have some."""
+        listed = [row for row in np.flatnonzero(rows).tolist() if self.episodes[row].prompt.tools]
+        tools = [copy_nested(list(self.episodes[row].prompt.tools)) for row in listed]
+        add_values(infos, "tools", tools, listed, len(self.episodes))
+
+    def add_step(self, infos: Infos, rows: Mask) -> None:
+        """Add the scores and tool calls of the last step in `rows`."""
+        self.scores.add_to(infos, rows)
+        for name, values in self.calls.items():
+            add_values(infos, name, values[rows], np.flatnonzero(rows), len(rows))
+
+    def add_final(self, infos: Infos, done: Mask) -> None:
+        """Add the conversations and infos of the episodes in `done`, which have just ended."""
+        if done.any():
+            listed = np.flatnonzero(done).tolist()
+            ended = [copy_conversation(self.episodes[row].messages) for row in listed]
+            add_values(infos, "final_obs", ended, listed, len(done))
+            final: Infos = {}
+            self.add_episodes(final, done)
+            self.add_step(final, done)
+            infos["final_info"], infos["_final_info"] = final, done.copy()

@@ -1,41 +1,32 @@
 """Numeric observations and actions instead of text, for RL libraries without support for text.
 
-`CandidateAction` lets an agent choose among given replies. `TokenLevel` lets it write a reply token by token. Both use
-the last token ids of the conversation as observations. `RewardModelCandidates-v0` and `RewardModelTokens-v0` are these
-views of `RewardModel-v0`. By default they use the embedded reward model and the embedded prompts.
+`CandidateAction` lets an agent choose among given replies. `TokenLevel` lets it write a reply token by token. Both are
+`RewardVectorEnv` with the last token ids of the conversation as observations, and the embedded reward model and prompts
+by default.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete, MultiDiscrete
-from gymnasium.vector import VectorWrapper
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from gym_rm.checks import integer, load_function, load_object
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
-from gym_rm.envs.episodes import Episode
-from gym_rm.envs.infos import Infos, Mask
-from gym_rm.envs.settings import divide_known
+from gym_rm.envs.infos import EnvState, Infos, Mask
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.spaces import plain_text
-from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.envs.vector import RewardVectorEnv, Step
 from gym_rm.errors import ActionError, ConfigError, ConversationError
 from gym_rm.types import Conversation, copy_conversation
 
 Windows: TypeAlias = NDArray[np.int64]
-Step: TypeAlias = tuple[Windows, NDArray[np.float64], Mask, Mask, Infos]
 Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] | str
-
-View = TypeVar("View", bound="NumericView")
 
 WINDOW = 48
 MAX_NEW_TOKENS = 8
@@ -104,30 +95,15 @@ class TokenWindow:
         return rendered.input_ids if over else rendered.input_ids[: self._renderer.prompt_length(whole, rendered)]
 
 
-if TYPE_CHECKING:
-    Wrapper: TypeAlias = VectorWrapper[Windows, NDArray[np.int64], Any, Any, NDArray[Any]]
-else:
-    Wrapper = VectorWrapper  # VectorWrapper takes no type arguments before gymnasium 1.4
-
-
-class NumericView(Wrapper):
+class NumericView(RewardVectorEnv):
     """Base class of the two views: token windows as observations, one of `num_actions` as action."""
 
-    env: RewardVectorEnv
+    window: TokenWindow
+    num_actions: int
 
-    def __init__(self, env: RewardVectorEnv, window: TokenWindow, num_actions: int) -> None:
-        if not isinstance(env, RewardVectorEnv):
-            raise ConfigError(
-                f"{type(self).__name__} must wrap a RewardVectorEnv directly, got {env}; apply other wrappers after it."
-            )
-        super().__init__(env)
-        self.window = window
-        self.num_actions = num_actions
-        self.autoreset_mode = env.autoreset_mode
-        self.single_observation_space = window.space
-        self.single_action_space = Discrete(num_actions)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+    def _show(self, window: TokenWindow, num_actions: int) -> None:
+        self.window, self.num_actions = window, num_actions
+        self._set_spaces(window.space, Discrete(num_actions))
 
     def _choices(self, actions: Any, rows: Mask) -> NDArray[np.int64]:
         """Check the actions of these rows and return them, with 0 for all other rows."""
@@ -152,14 +128,15 @@ class NumericView(Wrapper):
 
 
 class CandidateAction(NumericView):
-    """View whose action chooses one of K given replies.
+    """`RewardModelCandidates-v0`: the action chooses one of K given replies.
 
     Args:
-        env: a `RewardVectorEnv`, in any autoreset mode.
+        num_envs: number of environments.
         candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies. The
             default fits the embedded prompts.
         tokenizer: tokenizer of the observations; see `TokenWindow`.
         window: number of tokens in an observation.
+        **settings: the fields of `EnvSettings`.
 
     Raises:
         ConfigError: a candidate is not a text, or the number of candidates changes between conversations.
@@ -174,39 +151,40 @@ class CandidateAction(NumericView):
     """
 
     def __init__(
-        self, env: RewardVectorEnv, candidates: Candidates = CANDIDATES, *, tokenizer: Any = None, window: int = WINDOW
+        self,
+        num_envs: int = 1,
+        *,
+        candidates: Candidates = CANDIDATES,
+        tokenizer: Any = None,
+        window: int = WINDOW,
+        **settings: Any,
     ) -> None:
+        super().__init__(num_envs, **settings)
         self._candidates: Any = candidates
         if not isinstance(self._candidates, list | tuple):
             self._candidates = load_function("candidates", self._candidates)
-        num_candidates = len(self._propose(env.unwrapped.prompts[0].messages))
-        super().__init__(env, TokenWindow(tokenizer, window), num_candidates)
+        self._show(TokenWindow(tokenizer, window), len(self._propose(self.prompts[0].messages)))
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
-        """Start new episodes; see `RewardVectorEnv.reset`."""
-        state, (conversations, infos) = self.env.next_reset(seed=seed, options=options)
-        windows = self._windows(conversations)
-        self.env.commit(state)
-        return windows, infos
+    def next_reset(self, *, seed: Any = None, options: Any = None) -> tuple[EnvState, tuple[Any, Infos]]:
+        """Return the state after a reset, the windows `[N, 2L]`, and infos."""
+        state, (conversations, infos) = super().next_reset(seed=seed, options=options)
+        return state, (self._windows(conversations), infos)
 
-    def step(self, actions: Any) -> Step:
-        """Append the chosen replies, integers `[N]`; see `RewardVectorEnv.step`."""
-        over, episodes = self.env.state.over, self.env.state.episodes
-        choices = self._choices(actions, ~over)
-        replies = ["" if over[row] else self._reply(row, episodes[row], choices[row]) for row in range(len(episodes))]
-        state, result = self.env.next_step(replies or [""] * self.num_envs)
-        conversations, rewards, terminations, truncations, infos = result
+    def next_step(self, actions: Any, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
+        """Return the state after a step with the chosen replies, integers `[N]`, and its result."""
+        _, playing = self._rows_of_step(rows)
+        choices = self._choices(actions, playing)
+        replies = [self._reply(row, choices[row]) if playing[row] else "" for row in range(self.num_envs)]
+        state, (conversations, rewards, terminations, truncations, infos) = super().next_step(replies, rows=rows)
         final = infos.get("final_obs", ())
         self._replace_final(infos, terminations | truncations, lambda row: self.window.of(final[row]))
-        windows = self._windows(conversations)
-        self.env.commit(state)
-        return windows, rewards, terminations, truncations, infos
+        return state, (self._windows(conversations), rewards, terminations, truncations, infos)
 
     def _windows(self, conversations: Sequence[Conversation]) -> Windows:
         return np.stack([self.window.of(conversation) for conversation in conversations])
 
-    def _reply(self, row: int, episode: Episode, choice: int) -> str:
-        replies = self._propose(copy_conversation(episode.messages))
+    def _reply(self, row: int, choice: int) -> str:
+        replies = self._propose(copy_conversation(self.state.episodes[row].messages))
         if len(replies) != self.num_actions:
             raise ConfigError(
                 f"environment {row}: expected {self.num_actions} candidates, as for the first prompt, got {replies}."
@@ -229,21 +207,22 @@ class _Replies(NamedTuple):
 
 
 class TokenLevel(NumericView):
-    """View whose action is one token of the reply.
+    """`RewardModelTokens-v0`: the action is one token of the reply.
 
     A reply ends with the tokenizer's end-of-sequence token, which is not part of the reply, or after `max_new_tokens`.
-    A complete reply is passed to the environment, and all replies that end in the same step are scored in one call.
-    The reward of every other token is 0.0. A dialogue continues with the user's next turn.
+    A complete reply is scored, together with all replies that end in the same step. The reward of every other token is
+    0.0. A dialogue continues with the user's next turn.
 
     Args:
-        env: a `RewardVectorEnv`, in any autoreset mode.
+        num_envs: number of environments.
         tokenizer: tokenizer of the actions and the observations; see `TokenWindow`.
         window: number of tokens in an observation.
         max_new_tokens: maximum number of tokens in a reply, including the end-of-sequence token.
         vocabulary: texts of the tokens to choose from, or their name `"module:name"`; the end-of-sequence token is
-            added as the last action. None for every token of the tokenizer.
+            added as the last action. None for every token of the tokenizer. The default fits the embedded prompts.
         prefill: text at the start of every reply. It is observed and scored, but does not count towards
             `max_new_tokens`.
+        **settings: the fields of `EnvSettings`.
 
     Raises:
         ConfigError: a text of `vocabulary` is not a single token, or the tokenizer has no end-of-sequence token.
@@ -258,14 +237,16 @@ class TokenLevel(NumericView):
 
     def __init__(
         self,
-        env: RewardVectorEnv,
+        num_envs: int = 1,
         *,
         tokenizer: Any = None,
         window: int = WINDOW,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        vocabulary: Sequence[str] | str | None = None,
+        vocabulary: Sequence[str] | str | None = VOCABULARY,
         prefill: str = "",
+        **settings: Any,
     ) -> None:
+        super().__init__(num_envs, **settings)
         shown = TokenWindow(tokenizer, window)
         self.max_new_tokens = integer("max_new_tokens", max_new_tokens, minimum=1)
         if not isinstance(prefill, str):
@@ -276,41 +257,35 @@ class TokenLevel(NumericView):
         if self._stop is None:
             raise ConfigError("tokenizer must have an end-of-sequence token, which ends a reply; set its eos_token.")
         self._token_of_action = _token_ids(shown.tokenizer, vocabulary, self._stop)
-        super().__init__(env, shown, len(self._token_of_action))
+        self._show(shown, len(self._token_of_action))
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
-        """Start new episodes; see `RewardVectorEnv.reset`."""
+    def next_reset(self, *, seed: Any = None, options: Any = None) -> tuple[EnvState, tuple[Any, Infos]]:
+        """Return the state after a reset, the windows `[N, 2L]`, and infos."""
         # A row that is not reset keeps the reply in progress.
-        old = self.env.state.view
+        old = self.state.view
         if old is None:
             old = _Replies(np.zeros((self.num_envs, 2 * self.window.length), dtype=np.int64), ((),) * self.num_envs)
-        state, (conversations, infos) = self.env.next_reset(seed=seed, options=options)
-        rows = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs)), dtype=np.bool_)
-        view = self._begun(old, rows, conversations)
-        self.env.commit(replace(state, view=view))
-        return view.windows.copy(), infos
+        state, (conversations, infos) = super().next_reset(seed=seed, options=options)
+        view = self._begun(old, infos["_prompt_id"], conversations)
+        return replace(state, view=view), (view.windows.copy(), infos)
 
-    def step(self, actions: Any) -> Step:
-        """Append one token to every reply, integers `[N]`; see `RewardVectorEnv.step`."""
-        old: _Replies | None = self.env.state.view
-        if old is None:
-            raise ResetNeeded("call reset() before step().")
-        starting, playing = self.env.state.over, ~self.env.state.over
+    def next_step(self, actions: Any, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
+        """Return the state after a step with one token for every reply, integers `[N]`, and its result."""
+        starting, playing = self._rows_of_step(rows)
+        old: _Replies = self.state.view
         tokens = self._token_of_action[self._choices(actions, playing)]
         replies = [(*said, token) for said, token in zip(old.tokens, tokens.tolist(), strict=True)]
         lengths = np.array([len(reply) for reply in replies])
         ended = playing & ((tokens == self._stop) | (lengths >= self.max_new_tokens))
         texts = [self._text(replies[row]) if ended[row] else "" for row in range(self.num_envs)]
-        state, result = self.env.next_step(texts, rows=ended | starting)
+        state, result = super().next_step(texts, rows=ended | starting)
         conversations, rewards, terminations, truncations, infos = result
 
         windows = np.where(playing[:, None], self.window.push(old.windows, tokens), old.windows)
-        done = terminations | truncations
-        self._replace_final(infos, done, lambda row: windows[row].copy())
+        self._replace_final(infos, terminations | truncations, lambda row: windows[row].copy())
         kept = [new if goes_on else before for new, before, goes_on in zip(replies, old.tokens, playing, strict=True)]
         view = self._begun(_Replies(windows, tuple(kept)), (ended | starting) & ~state.over, conversations)
-        self.env.commit(replace(state, view=view))
-        return view.windows.copy(), rewards, terminations, truncations, infos
+        return replace(state, view=view), (view.windows.copy(), rewards, terminations, truncations, infos)
 
     def _begun(self, view: _Replies, rows: Mask, conversations: Sequence[Conversation]) -> _Replies:
         """Return the view with new replies in `rows`."""
@@ -329,33 +304,17 @@ class TokenLevel(NumericView):
 
 
 class CandidateEnv(SingleEnv[Windows, int]):
-    """`RewardModelCandidates-v0` as a single environment, with the arguments of `make_candidates`."""
+    """`RewardModelCandidates-v0` as a single environment, with the arguments of `CandidateAction`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(make_candidates, **settings)
+        super().__init__(CandidateAction, **settings)
 
 
 class TokenEnv(SingleEnv[Windows, int]):
-    """`RewardModelTokens-v0` as a single environment, with the arguments of `make_tokens`."""
+    """`RewardModelTokens-v0` as a single environment, with the arguments of `TokenLevel`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(make_tokens, **settings)
-
-
-def make_candidates(num_envs: int = 1, **settings: Any) -> CandidateAction:
-    """Wrap `RewardVectorEnv` in `CandidateAction`; the settings are those of both."""
-    return _wrapped(CandidateAction, "RewardModelCandidates-v0", num_envs, settings)
-
-
-def make_tokens(num_envs: int = 1, **settings: Any) -> TokenLevel:
-    """Wrap `RewardVectorEnv` in `TokenLevel`; the settings are those of both, and the vocabulary fits the prompts."""
-    return _wrapped(TokenLevel, "RewardModelTokens-v0", num_envs, {"vocabulary": VOCABULARY, **settings})
-
-
-def _wrapped(view: type[View], name: str, num_envs: int, settings: Mapping[str, Any]) -> View:
-    _, *options = inspect.signature(view).parameters  # the first one is the environment
-    own, rest = divide_known(settings, name, options)
-    return view(RewardVectorEnv(num_envs, **rest), **own)
+        super().__init__(TokenLevel, **settings)
 
 
 def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | str | None, stop: int) -> NDArray[np.int64]:

@@ -95,8 +95,6 @@ class UserSimulator:
             raise ConfigError(f"respond must take (conversations, prompts, scores): {error}.") from error
         except ValueError:  # a builtin has no signature to check
             pass
-        if inspect.iscoroutinefunction(self._respond):
-            raise ConfigError("respond must not be async; write a function that runs your clients with asyncio.run.")
 
     def next_turns(
         self,
@@ -132,8 +130,15 @@ class UserSimulator:
                 conversations = [copy_conversation(conversation) for conversation in conversations]
                 prompts = [copy_prompt(prompt) for prompt in prompts]
             own = None if scores is None or scripted else scores.take(asked)
-            given = self._ask(conversations, prompts, own)
-            answers = dict(zip(asked, given, strict=True))
+            given: Any = self._respond(conversations, prompts, own)
+            listed = in_order(given)
+            if listed is None or len(listed) != len(asked):
+                length = "" if listed is None else f" of length {len(listed)}"
+                raise ConfigError(
+                    "respond must return a list with the user's next turn, or None to end the episode, for each of the "
+                    f"{len(asked)} conversations; got {type(given).__name__}{length}: {given!r:.80}."
+                )
+            answers = dict(zip(asked, listed, strict=True))
         turns = []
         for m, last in enumerate(at_limit):
             messages = () if answers.get(m) is None else self._messages(answers[m], rows[m])
@@ -158,19 +163,6 @@ class UserSimulator:
                 raise ConfigError(f"environment {row}: respond returned an invalid turn: {reason}.")
             messages.append(copy_nested(message))
         return tuple(messages)
-
-    def _ask(
-        self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
-    ) -> Sequence[Any]:
-        answer: Any = self._respond(conversations, prompts, scores)
-        turns = in_order(answer)
-        if turns is None or len(turns) != len(conversations):
-            length = "" if turns is None else f" of length {len(turns)}"
-            raise ConfigError(
-                "respond must return a list with the user's next turn, or None to end the episode, for each of the "
-                f"{len(conversations)} conversations; got {type(answer).__name__}{length}: {answer!r:.80}."
-            )
-        return turns
 
     def close(self) -> None:
         """Release the chat model of a user that was given as a dict."""

@@ -108,13 +108,3 @@ def divide_known(
             raise ConfigError(f"{name}: unknown setting.{hint} Known settings of {owner}: {', '.join(known)}.")
     own = {name: value for name, value in settings.items() if name in options}
     return own, {name: value for name, value in settings.items() if name not in options}
-
-
-def require_single(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a keyword is only for vector environments."""
-    for name in ("num_envs", "group_size", "autoreset_mode"):
-        if name in settings and (name, settings[name]) != ("group_size", 1):
-            raise ConfigError(
-                f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec without a "
-                "vectorization_mode."
-            )

@@ -11,8 +11,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from gym_rm.envs.infos import Infos, infos_of_row
-from gym_rm.envs.settings import RENDERING, require_single
+from gym_rm.envs.settings import RENDERING
 from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import ConfigError
 from gym_rm.types import Message
 
 Observation = TypeVar("Observation")
@@ -35,7 +36,12 @@ class SingleEnv(gym.Env[Observation, Action]):
     metadata = RENDERING
 
     def __init__(self, make: Callable[..., VectorEnv[Any, Any, Any]], **settings: Any) -> None:
-        require_single(settings)
+        for name in ("num_envs", "group_size", "autoreset_mode"):
+            if name in settings and (name, settings[name]) != ("group_size", 1):
+                raise ConfigError(
+                    f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec "
+                    "without a vectorization_mode."
+                )
         self._envs = envs = make(1, **settings, autoreset_mode=AutoresetMode.DISABLED)
         self.observation_space = envs.single_observation_space
         self.action_space = envs.single_action_space
@@ -61,28 +67,19 @@ class SingleEnv(gym.Env[Observation, Action]):
         """Close the vector environment."""
         self._envs.close()
 
-    # `gym.Env.np_random` reads and sets these two: the generator that orders the prompts, and its seed.
+    # `gym.Env.np_random` and `np_random_seed` read these two: the generator that orders the prompts, and its seed.
 
     @property
-    def _np_random(self) -> np.random.Generator:
+    def _np_random(self) -> np.random.Generator:  # type: ignore[override]
         envs: Any = self._envs
         (generator,) = envs.np_random
         return cast(np.random.Generator, generator)
 
-    @_np_random.setter
-    def _np_random(self, generator: np.random.Generator) -> None:
-        envs: Any = self._envs.unwrapped
-        envs.restart_prompts(generator)
-
     @property
-    def _np_random_seed(self) -> int:
+    def _np_random_seed(self) -> int:  # type: ignore[override]
         envs: Any = self._envs
         (seed,) = envs.np_random_seed
         return int(seed)
-
-    @_np_random_seed.setter
-    def _np_random_seed(self, seed: int) -> None:
-        """Do nothing: the seed of a generator that was set is unknown."""
 
     def _first(self, observations: Any) -> Observation:
         first: Observation = next(iter(iterate(self._envs.observation_space, observations)))

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_empty_array
+from gymnasium.vector.utils import batch_space, create_empty_array
 from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.wrappers.utils import create_zero_array
 from numpy.typing import NDArray
@@ -46,8 +45,8 @@ def plain_text(value: Any) -> Any:
     return str.__str__(value) if isinstance(value, str) else value
 
 
-def _sample_text(generator: np.random.Generator, min_length: int, max_length: int) -> str:
-    length = generator.integers(min_length, min(max_length, max(min_length, LONGEST_SAMPLE)) + 1)
+def _sample_text(generator: np.random.Generator, max_length: int) -> str:
+    length = generator.integers(min(max_length, LONGEST_SAMPLE) + 1)
     return "".join(generator.choice(_SAMPLED_CHARACTERS, size=length).tolist())
 
 
@@ -67,7 +66,6 @@ class UnicodeText(spaces.Space[str]):
 
     Args:
         max_length: maximum number of characters (code points).
-        min_length: minimum number of characters.
         seed: seed or generator of `sample`, which draws at most 32 characters from several alphabets.
 
     Example:
@@ -76,10 +74,7 @@ class UnicodeText(spaces.Space[str]):
         (True, True, False, False)
     """
 
-    def __init__(self, max_length: int = MAX_LENGTH, *, min_length: int = 0, seed: Seed = None) -> None:
-        if not 0 <= min_length <= max_length:
-            raise ValueError(f"expected 0 <= min_length <= max_length, got {min_length} and {max_length}.")
-        self.min_length = int(min_length)
+    def __init__(self, max_length: int = MAX_LENGTH, *, seed: Seed = None) -> None:
         self.max_length = int(max_length)
         super().__init__(dtype=str, seed=seed)
 
@@ -89,20 +84,20 @@ class UnicodeText(spaces.Space[str]):
         return False
 
     def sample(self, mask: object = None, probability: object = None) -> str:
-        """Return a random text of up to 32 characters, or of `min_length` characters if that is more."""
+        """Return a random text of up to 32 characters."""
         _refuse_masks(self, mask, probability)
-        return _sample_text(self.np_random, self.min_length, self.max_length)
+        return _sample_text(self.np_random, self.max_length)
 
     def contains(self, x: Any) -> bool:
         """Return whether `x` is a string of a valid length without lone surrogates."""
-        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and is_encodable(x)
+        return isinstance(x, str) and len(x) <= self.max_length and is_encodable(x)
 
     def fault(self, x: object) -> str:
         """Return why `x` is not a member of the space, and how to fix it."""
         if not isinstance(x, str):
             return f"expected a text (str), got {type(x).__name__} {x!r:.100}"
-        if not self.min_length <= len(x) <= self.max_length:
-            return f"expected a text of {self.min_length} to {self.max_length} characters, got {len(x)}"
+        if len(x) > self.max_length:
+            return f"expected a text of at most {self.max_length} characters, got {len(x)}"
         position = next(index for index, character in enumerate(x) if "\ud800" <= character <= "\udfff")
         return (
             f"expected a text without lone surrogates, got {x[position]!r} at character {position}, which UTF-8 cannot "
@@ -110,11 +105,10 @@ class UnicodeText(spaces.Space[str]):
         )
 
     def __repr__(self) -> str:
-        return f"UnicodeText({self.max_length}, min_length={self.min_length})"
+        return f"UnicodeText({self.max_length})"
 
     def __eq__(self, other: object) -> bool:
-        bounds = (self.min_length, self.max_length)
-        return isinstance(other, UnicodeText) and bounds == (other.min_length, other.max_length)
+        return isinstance(other, UnicodeText) and self.max_length == other.max_length
 
 
 class ReplySpace(UnicodeText):
@@ -174,8 +168,10 @@ def message_fault(message: Any, max_length: int) -> str:
         return f"expected a message {{'role': ..., 'content': ...}}, got {message!r:.100}"
     for name, most in (("role", MAX_ROLE_LENGTH), ("content", max_length)):
         text = message[name]
-        if not isinstance(text, str) or len(text) > most or not is_encodable(text) or not (text or name == "content"):
-            return f"{name!r} of a message: {UnicodeText(most, min_length=name == 'role').fault(text)}"
+        if not isinstance(text, str) or len(text) > most or not is_encodable(text):
+            return f"{name!r} of a message: {UnicodeText(most).fault(text)}"
+    if not message["role"]:
+        return "'role' of a message: expected a word such as 'user', got an empty text"
     if len(message) == 2:
         return ""
     if unknown := message.keys() - Message.__annotations__.keys():
@@ -222,8 +218,7 @@ class ConversationSpace(spaces.Sequence):
 
     def __init__(self, max_length: int = MAX_LENGTH, *, seed: Seed = None) -> None:
         self.content_space = UnicodeText(max_length)
-        role = UnicodeText(MAX_ROLE_LENGTH, min_length=1)
-        super().__init__(spaces.Dict(role=role, content=self.content_space), seed=seed)
+        super().__init__(spaces.Dict(role=UnicodeText(MAX_ROLE_LENGTH), content=self.content_space), seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
         """Return a random conversation of at least one message, four on average."""
@@ -233,7 +228,7 @@ class ConversationSpace(spaces.Sequence):
         messages: list[Message] = []
         for _ in range(generator.geometric(0.25)):
             role = SAMPLED_ROLES[generator.integers(len(SAMPLED_ROLES))]
-            messages.append(Message(role=role, content=_sample_text(generator, 0, self.content_space.max_length)))
+            messages.append(Message(role=role, content=_sample_text(generator, self.content_space.max_length)))
         return messages
 
     def contains(self, x: Any) -> bool:
@@ -270,42 +265,24 @@ def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[A
 
 for _space in (UnicodeText, ReplySpace, ConversationSpace):
     batch_space.register(_space, _batch)
-    # This function is looked up by exact type, so the one registered for `Sequence` is not used.
-    batch_differing_spaces.register(
-        _space, lambda each: spaces.Tuple(copy.deepcopy(list(each)), seed=copy.deepcopy(each[0].np_random))
-    )
 
-create_empty_array.register(UnicodeText, lambda space, n=1, fn=np.zeros: (" " * space.min_length,) * n)
+create_empty_array.register(UnicodeText, lambda space, n=1, fn=np.zeros: ("",) * n)
 create_empty_array.register(ConversationSpace, lambda space, n=1, fn=np.zeros: tuple([] for _ in range(n)))
-create_zero_array.register(UnicodeText, lambda space: " " * space.min_length)
+create_zero_array.register(UnicodeText, lambda space: "")
 create_zero_array.register(ConversationSpace, lambda space: [])
 create_shared_memory.register(UnicodeText, create_shared_memory.dispatch(spaces.Sequence))  # which refuses
-is_space_dtype_shape_equiv.register(
-    UnicodeText, lambda one, other: isinstance(other, UnicodeText) and one.max_length == other.max_length
-)
 # `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 
-
-def _keep_text_in_array_conversions() -> None:
-    """Make `NumpyToTorch` and similar wrappers return text unchanged.
-
-    Without this, `array_conversion` converts a string to the text of a generator object, in actions and observations,
-    and raises an error for arrays of objects.
-    """
-    if importlib.util.find_spec("array_api_compat") is None:
-        return  # without it, those wrappers cannot be imported
+if importlib.util.find_spec("array_api_compat") is not None:  # without it, wrappers such as `NumpyToTorch` do not exist
     from gymnasium.wrappers.array_conversion import array_conversion
 
-    convert_numeric = array_conversion.dispatch(np.ndarray)
+    _convert_numbers = array_conversion.dispatch(np.ndarray)
 
-    def keep(value: Any, xp: Any, device: Any = None) -> Any:
+    @array_conversion.register(str)
+    def _keep_text(value: str, xp: Any, device: Any = None) -> str:
+        """Return text as it is; Gymnasium would return the text of a generator object."""
         return value
 
-    def convert_array(value: NDArray[Any], xp: Any, device: Any = None) -> Any:
-        return value if value.dtype.kind in "OUS" else convert_numeric(value, xp, device)
-
-    array_conversion.register(str)(keep)
-    array_conversion.register(np.ndarray)(convert_array)
-
-
-_keep_text_in_array_conversions()
+    @array_conversion.register(np.ndarray)
+    def _convert_array(value: NDArray[Any], xp: Any, device: Any = None) -> Any:
+        return value if value.dtype.kind in "OUS" else _convert_numbers(value, xp, device)

@@ -7,12 +7,14 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -23,11 +25,10 @@ from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.debugging import call_id
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
-from gym_rm.envs.infos import Infos, Mask, StepScores
+from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
-from gym_rm.envs.state import EnvState, Observations
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
@@ -37,7 +38,7 @@ from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, Workload, copy_nested
 
 Actions: TypeAlias = Sequence[str | Message]
-Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
+Step: TypeAlias = tuple[Any, NDArray[np.float64], Mask, Mask, Infos]
 
 
 class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
@@ -72,12 +73,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """
 
     metadata = RENDERING
-    single_observation_space: ConversationSpace
-    single_action_space: ReplySpace
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
-        divide_known(settings, "RewardModel-v0")
+        divide_known(settings, type(self).__name__, inspect.signature(type(self)).parameters)
         self.settings = parse_settings(EnvSettings, settings)
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:
@@ -97,14 +96,13 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 "SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
             )
 
-        self.single_observation_space = ConversationSpace(self.settings.max_text_length)
+        self._conversations = ConversationSpace(self.settings.max_text_length)
         self._toolbox: Toolbox | None = None
         if self.settings.tools:
             self._toolbox = Toolbox(self.settings.tools, self.settings.tool_options, self.settings.max_text_length)
         names = [*self._toolbox.tools] if self._toolbox else []
-        self.single_action_space = ReplySpace(self.settings.max_text_length, tools=names)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._replies = ReplySpace(self.settings.max_text_length, tools=names)
+        self._set_spaces(self._conversations, self._replies)
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
@@ -118,7 +116,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             )
         self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
-        self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self.single_observation_space)
+        self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self._conversations)
 
         self.state = EnvState(
             orders=PromptOrders.of(len(self.prompts), self.num_envs, self.group_size),
@@ -130,7 +128,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observations, Infos]:
+    ) -> tuple[Any, Infos]:
         """Start new episodes, in all rows or in the rows of `options["reset_mask"]` (bool `[N]`).
 
         Args:
@@ -206,12 +204,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seed of each environment's generator; -1 if it is unknown."""
+        """Seed of each environment's generator."""
         return tuple(order.seed for order in self._seeded_orders())
-
-    def restart_prompts(self, generator: np.random.Generator) -> None:
-        """Draw the prompts of all following episodes from this random generator."""
-        self.state = replace(self.state, orders=self.state.orders.with_generator(generator))
 
     def _seeded_orders(self) -> list[PromptOrder]:
         """Return the order of each environment; an order without a seed gets a random one."""
@@ -221,7 +215,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def next_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[EnvState, tuple[Observations, Infos]]:
+    ) -> tuple[EnvState, tuple[Any, Infos]]:
         """Return the state after `reset`, and its result; see `commit`."""
         self._require_open()
         options = {} if options is None else options
@@ -240,10 +234,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def next_step(self, actions: Actions, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
         """Return the state after `step`, and its result; see `commit`."""
-        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
-        self._require_episodes(rows)
-        old = self.state
-        starting, playing = rows & old.over, rows & ~old.over
+        starting, playing = self._rows_of_step(rows)
+        rows, old = starting | playing, self.state
         indices = np.flatnonzero(playing).tolist()
         replies = self._check_replies(indices, actions)
         said = [[*old.episodes[row].messages, reply.message] for row, reply in zip(indices, replies, strict=True)]
@@ -264,18 +256,17 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             before = episodes[row]
             episodes[row] = Episode(before.prompt, before.number, [*messages, *turn.messages], before.num_replies + 1)
         state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, view=None)
+        state = self._restart(state, starting)  # none in the mode SAME_STEP
+        state = replace(state, transcripts=self._transcripts(state, rows, done))
         infos: Infos = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            state = replace(state, transcripts=self._transcripts(state, playing, done))
             state.add_final(infos, done)
             state.add_step(infos, playing & ~done)
-            state = self._restart(state, done)
+            state, started = self._restart(state, done), done
         else:
             state.add_step(infos, playing)
-            state = replace(self._restart(state, starting), over=(old.over & ~starting) | done)
-            state = replace(state, transcripts=self._transcripts(state, rows, done))
+            state, started = replace(state, over=(old.over & ~starting) | done), starting
         state.add_episodes(infos, rows)
-        started = starting | done if self.autoreset_mode is AutoresetMode.SAME_STEP else starting
         state.add_tools(infos, started)
         return state, (state.observations(), scores.rewards.copy(), terminations, truncations, infos)
 
@@ -291,7 +282,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if self.closed:
             raise ClosedEnvironmentError(f"{self} is closed; make a new one.")
 
-    def _require_episodes(self, rows: Mask) -> None:
+    def _set_spaces(self, observation: Space[Any], action: Space[Any]) -> None:
+        self.single_observation_space, self.single_action_space = observation, action
+        self.observation_space = batch_space(observation, self.num_envs)
+        self.action_space = batch_space(action, self.num_envs)
+
+    def _rows_of_step(self, rows: Mask | None) -> tuple[Mask, Mask]:
+        """Return the rows of a step that start a new episode, and those that take an action."""
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
         self._require_open()
         if not self.state.episodes:
             raise ResetNeeded("call reset() before step().")
@@ -303,6 +301,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 f"the episodes of environments {np.flatnonzero(over).tolist()} have ended and autoreset is "
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
             )
+        return over, rows & ~over
 
     def _rows_to_reset(self, options: Mapping[str, Any]) -> Mask:
         known = ("reset_mask", "prompt_indices")
@@ -341,7 +340,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return indices
 
     def _check_prompts(self) -> None:
-        conversation, text = self.single_observation_space, self.single_observation_space.content_space
+        conversation, text = self._conversations, self._conversations.content_space
         for prompt in self.prompts:
             fault = next(filter(None, map(conversation.fault, prompt.messages)), "")
             fault = fault or next((text.fault(turn) for turn in prompt.user_turns if turn not in text), "")
@@ -360,7 +359,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             said = plain_text(given[row])
             if isinstance(said, Mapping):
                 said = as_message(said)
-            if fault := self.single_action_space.fault(said):
+            if fault := self._replies.fault(said):
                 raise ActionError(f"environment {row}: {fault}.")
             if isinstance(said, str):
                 toolbox = self._toolbox
@@ -368,7 +367,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             else:
                 reply = Reply(copy_nested(said))
             reply = reply.numbered(self.state.episodes[row].messages)
-            if "tool_calls" in reply.message and self.single_action_space.fault(reply.message):
+            if "tool_calls" in reply.message and self._replies.fault(reply.message):
                 reply = Reply(Message(role="assistant", content=str(said)), ["the calls are too long"])
             replies.append(reply)
         return replies

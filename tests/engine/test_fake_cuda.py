@@ -107,7 +107,6 @@ def test_the_prefix_cache_runs_without_waits(gpu, architecture):
 @pytest.mark.parametrize("architecture", FUSED)
 def test_eight_bit_products_run_without_waits(gpu, architecture, monkeypatch):
     model = rewards(architecture)
-    monkeypatch.setattr(low_precision, "LEAST_OUTPUTS", 0)
     monkeypatch.setattr(low_precision, "COMPILED_ON", ())
     quantize_layers(model, "fp8", DEVICE)
     gpu.clear()

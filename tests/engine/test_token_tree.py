@@ -113,29 +113,11 @@ def test_a_width_is_the_next_multiple_above_the_length_up_to_the_limit(length, l
 
 
 @given(st.data(), limits)
-def test_the_width_of_a_sequence_depends_on_its_own_length(data, limit):
-    sequences = data.draw(st.lists(st.integers(1, 130), min_size=1, max_size=8))
-    plan = plan_padded(
-        [sequence([k] * length) for k, length in enumerate(sequences)], max_num_batched_tokens=700, max_width=limit
-    )
-    for length, batch in zip(sequences, plan.batch_of, strict=True):
-        assert plan.batches[batch].input_ids.shape[1] == padded_width(length, limit)
-
-
-@given(st.data(), limits)
 def test_rows_with_and_without_padding_do_not_share_a_batch(data, limit):
     lengths = data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=12))
     sequences = [sequence([k] * length) for k, length in enumerate(lengths)]
     for batch in plan_padded(sequences, max_num_batched_tokens=500, max_width=limit).batches:
         assert len(set(batch.lengths == batch.input_ids.shape[1])) == 1
-
-
-def test_padding_is_less_than_a_step_per_sequence_and_one():
-    sequences = [sequence([1] * length) for length in range(1, 200)]
-    batches = plan_padded(sequences, max_num_batched_tokens=1000).batches
-    padding = sum(batch.input_ids.size - batch.num_tokens for batch in batches)
-    assert padding <= 32 * len(sequences)
-    assert padding < 0.2 * sum(batch.num_tokens for batch in batches)
 
 
 def test_ids_of_any_size_sort_as_numbers():
@@ -183,13 +165,6 @@ def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
     for group in set(groups):
         trees = {int(plan.batch_of[row]) for row, mine in enumerate(groups) if mine == group}
         assert len(trees) == 1 or tokens_of_group(sequences, groups, group) > budget
-
-
-def test_a_group_larger_than_the_budget_is_cut():
-    ids = [[1] * 10 + [20 + g] * 5 for g in range(6)]
-    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=30, groups=[7] * 6)
-    assert max(len(tree) for tree in plan.batches) <= 30
-    assert len(plan.batches) == 2
 
 
 def test_a_wrong_number_of_groups_is_an_error():

@@ -85,21 +85,19 @@ def prompt_ids(envs, steps, seed):
     return np.array(rows).T
 
 
+FOLDERS = tuple(str(Path(gym_rm.__file__).parent / name) for name in ("envs", "reports"))
+
+
 @contextlib.contextmanager
-def interrupt_at(count, files=None, event="line"):
-    """Raise KeyboardInterrupt at the given line (or `event="opcode"`) that runs in the files of the environments."""
-    folders = tuple(str(Path(gym_rm.__file__).parent / name) for name in ("envs", "reports"))
-    left = count
+def each_line(call):
+    """Call a function with the file and number of each line that runs in the files of the environments."""
 
     def trace(frame, kind, argument):
-        nonlocal left
         name = frame.f_code.co_filename
-        if name not in files if files else not name.startswith(folders):
+        if not name.startswith(FOLDERS):
             return None
-        frame.f_trace_opcodes = event == "opcode"
-        left -= kind == event
-        if kind == event and left == 0:
-            raise KeyboardInterrupt
+        if kind == "line":
+            call((name, frame.f_lineno))
         return trace
 
     before = sys.gettrace()
@@ -108,3 +106,24 @@ def interrupt_at(count, files=None, event="line"):
         yield
     finally:
         sys.settrace(before)
+
+
+def lines_of(call):
+    """Return file and number of each line that runs in a call."""
+    lines = []
+    with each_line(lines.append):
+        call()
+    return lines
+
+
+def interrupt_at(count):
+    """Context that raises KeyboardInterrupt at the given line that runs."""
+    left = count
+
+    def interrupt(line):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    return each_line(interrupt)

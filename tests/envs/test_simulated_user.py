@@ -61,14 +61,6 @@ def test_the_marker_ends_the_episode_and_is_never_seen():
     assert "write [END]" in writer.calls[0][0][0]["content"]
 
 
-def test_the_user_writes_no_more_than_max_turns():
-    writer = Writer(lambda conversation: "More.")
-    envs = make(SimulatedUser(writer, max_turns=2), autoreset_mode="Disabled")
-    ended = [envs.step(["a", "b"])[2].tolist() for _ in range(3)]
-    assert ended == [[False, False], [False, False], [True, True]]
-    assert len(writer.calls) == 2
-
-
 def test_instructions_show_the_data_row():
     prompt = Prompt((user("Hi"),), "p", answer="4", metadata={"goal": "a sum", "facts": ["x"]})
     writer = Writer(lambda conversation: "More.")

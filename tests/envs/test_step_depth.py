@@ -30,21 +30,6 @@ def calls_of_the_package():
     return calls[::-1]
 
 
-def test_a_step_reaches_the_backbone_in_at_most_eight_calls(envs):
-    (model,) = envs.unwrapped.scorer.executor.models
-    seen = []
-    hook = model.base_model.register_forward_pre_hook(lambda module, inputs: seen.append(calls_of_the_package()))
-    try:
-        envs.reset(seed=0)
-        envs.step(REPLIES)
-    finally:
-        hook.remove()
-    (calls,) = seen
-    assert calls[0] == "RewardVectorEnv.step"
-    assert calls[-1] == "DecoderBackbone.hidden_states"
-    assert len(calls[1:]) <= 8, "\n".join(calls)
-
-
 def test_a_step_reaches_the_fused_forward_in_at_most_eight_calls(envs, monkeypatch):
     """A hook on the backbone would disable the fused forward, so the test replaces the forward of the embedding."""
     (model,) = envs.unwrapped.scorer.executor.models

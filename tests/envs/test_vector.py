@@ -1,16 +1,19 @@
-"""The contract of Gymnasium, specs and settings of `RewardVectorEnv`."""
+"""The contract of Gymnasium, specs, settings, memory and replicas of `RewardVectorEnv`, and single environments."""
 
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
@@ -20,21 +23,15 @@ import gym_rm
 from gym_rm import ConfigError
 from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
+from tests.engine.executors.batches import gone
 from tests.envs.environments import PROMPTS, Recorder, each_mode, length_reward, make, prompt
 
 
 @each_mode
-@pytest.mark.parametrize("options", [{}, {"max_turns": 2}, {"max_turns": 1}, {"reward_on": "end"}], ids=str)
+@pytest.mark.parametrize("options", [{"group_size": 3}, {"max_turns": 2}, {"reward_on": "end"}], ids=str)
 def test_the_vector_environment_passes_check_vector_env(mode, options):
     check_vector_env(
         "RewardModel-v0", num_envs=3, **options, reward_model=Recorder(), prompts=PROMPTS, autoreset_mode=mode
-    )
-
-
-@each_mode
-def test_groups_pass_check_vector_env(mode):
-    check_vector_env(
-        "RewardModel-v0", num_envs=6, group_size=3, reward_model=Recorder(), prompts=PROMPTS, autoreset_mode=mode
     )
 
 
@@ -45,12 +42,13 @@ def test_the_single_environment_passes_check_env(render_mode):
     check_env(env.unwrapped)
 
 
-@each_mode
-def test_the_embedded_default_passes_check_vector_env(mode):
-    check_vector_env("RewardModel-v0", num_envs=4, autoreset_mode=mode, num_steps=3)
+def test_the_embedded_default_passes_check_vector_env():
+    check_vector_env("RewardModel-v0", num_envs=4, num_steps=3)
 
 
 REPLIES = st.text(alphabet="ab ~é😀\x00", max_size=12)
+
+
 SCRIPTS = st.lists(st.lists(REPLIES, max_size=3), min_size=1, max_size=4)
 
 
@@ -123,11 +121,6 @@ def test_forked_processes_score_with_the_embedded_model_and_say_that_they_have_o
     assert "runs with one thread" in logged
 
 
-def test_async_vector_env_needs_shared_memory_false():
-    with pytest.raises(TypeError, match="disable `shared_memory`"):
-        gym.make_vec("RewardModel-v0", 2, "async", reward_model=length_reward, prompts=PROMPTS)
-
-
 JSON_OPTIONS = {
     "reward_model": {"kind": "recorder"},
     "prompts": ["2 + 2?", {"messages": [{"role": "user", "content": "hi"}], "user_turns": ["and?"], "answer": "4"}],
@@ -142,13 +135,8 @@ JSON_OPTIONS = {
 }
 
 
-@pytest.fixture
-def recorder_kind(monkeypatch):
+def test_a_spec_with_plain_values_survives_json(monkeypatch):
     monkeypatch.setitem(gym_rm.scorers.load.SCORER_KINDS, "recorder", "tests.envs.environments:Recorder")
-
-
-@pytest.mark.usefixtures("recorder_kind")
-def test_a_spec_with_plain_values_survives_json():
     envs = gym.make_vec("RewardModel-v0", num_envs=4, **JSON_OPTIONS)
     text = envs.spec.to_json()
     json.loads(text)
@@ -194,6 +182,7 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
         ({"prompts": ["half \ud800"]}, r"prompts\[0\]: 'messages\[0\].content' contains a lone surrogate"),
         ({"prompts": ["x" * 11], "max_text_length": 10}, "has 11 characters, more than max_text_length=10"),
         ({"prompts": [prompt(0, "\ud800")]}, r"prompts\[0\]: 'user_turns\[0\]' contains a lone surrogate"),
+        ({"num_replicas": 2, "reward_model_kwargs": {"num_replicas": 2}}, "num_replicas is given twice, also in"),
         ({"reward_model": 3}, "reward_model must be"),
         ({"reward_model_kwargs": {"dtype": "auto"}}, "options .'dtype'. cannot be applied to the function"),
     ],
@@ -209,3 +198,109 @@ def test_own_prompts_for_the_embedded_reward_model_are_warned_of(settings, count
     warn_once.cache_clear()
     gym.make_vec("RewardModel-v0", num_envs=1, **settings).close()
     assert caplog.text.count("so the small embedded reward model scores the replies") == count
+
+
+# --- single environments: `gym.make` of the three ids
+
+
+each_id = pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
+
+
+@each_id
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_envs": 4}, "num_envs must not be set for a single environment, got 4"),
+        ({"autoreset_mode": "NextStep"}, "autoreset_mode must not be set for a single environment"),
+        ({"group_size": 2}, "group_size must not be set for a single environment, got 2"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_vector_environments_raises_config_error(env_id, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        gym.make(env_id, **settings)
+
+
+@pytest.mark.parametrize("make", [gym.make, gym.make_vec])
+@pytest.mark.parametrize(
+    ("env_id", "typo", "option"),
+    [
+        ("RewardModel-v0", "num_env", "num_envs"),
+        ("RewardModelCandidates-v0", "candidate", "candidates"),
+        ("RewardModelTokens-v0", "max_new_token", "max_new_tokens"),
+        ("RewardModelTokens-v0", "promts", "prompts"),
+    ],
+)
+def test_the_error_for_a_typo_names_the_nearest_option(make, env_id, typo, option):
+    with pytest.raises(ConfigError, match=f"{typo}: unknown setting. Did you mean '{option}'"):
+        make(env_id, **{typo: 1})
+
+
+@each_id
+def test_an_id_with_a_module_imports_gym_rm_and_one_with_a_namespace_is_the_same_environment(env_id):
+    for maker in (gym.make, gym.make_vec):
+        assert maker(f"gym_rm:{env_id}", reward_model=length_reward).spec.id == env_id
+        assert maker(f"gym_rm/{env_id}", reward_model=length_reward).spec.id == f"gym_rm/{env_id}"
+
+
+@each_id
+def test_an_ended_episode_asks_for_a_plain_reset(env_id):
+    options = {"candidates": ["a", "b"]} if env_id == "RewardModelCandidates-v0" else {}
+    options |= {"max_new_tokens": 1} if env_id == "RewardModelTokens-v0" else {}
+    env = gym.make(env_id, reward_model=length_reward, prompts=["hi"], disable_env_checker=True, **options)
+    env.reset(seed=0)
+    action = "a" if env_id == "RewardModel-v0" else 0
+    assert env.step(action)[2]
+    with pytest.raises(ResetNeeded, match=r"the episode has ended; call reset\(\) first"):
+        env.step(action)
+
+
+# --- memory and replicas
+
+
+def test_large_replies_are_not_copied_into_arrays():
+    envs = make(64, prompts=PROMPTS[:1])
+    envs.reset(seed=0)
+    replies = ["x" * 1_000_000, *["y"] * 63]
+    tracemalloc.start()
+    envs.step(replies)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000_000  # a fixed-width array of the 64 replies needs 256 MB
+
+
+def test_prompt_orders_need_memory_only_for_drawn_prompts():
+    envs = make(64, prompts=[str(index) for index in range(20_000)])
+    tracemalloc.start()
+    envs.reset(seed=0)
+    for _ in range(5):
+        envs.step(["x"] * 64)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000  # 64 permutations of 20,000 prompts need 10 MB
+
+
+def test_an_environment_survives_pickling_during_an_episode():
+    envs = make(2, reward_model=Recorder(), group_size=2)
+    envs.reset(seed=0)
+    envs.step(["a", "b"])
+    twin = pickle.loads(pickle.dumps(envs))
+    for _ in range(5):
+        assert data_equivalence(envs.step(["a", "b"]), twin.step(["a", "b"]))
+
+
+@pytest.mark.slow
+def test_an_environment_with_replicas_gives_the_same_rewards_and_ends_them(saved_model):
+    options = {"reward_model": str(saved_model("qwen3")), "num_envs": 4, "group_size": 2}
+    one = gym.make_vec("RewardModel-v0", **options)
+    two = gym.make_vec("RewardModel-v0", **options, num_replicas=2, reward_model_kwargs={"executor": "processes"})
+    one.reset(seed=0)
+    two.reset(seed=0)
+    for step in range(3):
+        replies = [f"{step} and {k}" for k in range(4)]
+        assert np.array_equal(two.step(replies)[1], one.step(replies)[1])
+    executor = two.unwrapped.scorer.executor
+    ids = [each for replica in executor.replicas for each in replica.process_ids]
+    assert len([each for each in ids if os.path.exists(f"/proc/{each}")]) == 2
+    two.close()
+    assert all(gone(each) for each in ids)

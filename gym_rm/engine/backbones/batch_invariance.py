@@ -82,8 +82,7 @@ class BatchInvariant(TorchFunctionMode):
     """Context in which a row's result has the same bits beside any other rows, where the kernels allow it.
 
     It changes how the functions of `RULES` are computed, also in the code of a model: products with a weight `[K, N]`
-    run on padded rows, convolutions on one sequence at a time, activations on padded sizes. Results change only by
-    rounding.
+    run on padded rows, activations on padded sizes. Results change only by rounding.
     """
 
     def __init__(self, rows: GemmRows | None = None) -> None:

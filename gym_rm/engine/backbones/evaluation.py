@@ -45,23 +45,15 @@ def locks_of(models: Sequence[PreTrainedModel]) -> tuple[threading.RLock, thread
 
 
 class Evaluation:
-    """Run models without dropout and autocast; the context restores them and torch.
+    """Run models without dropout and autocast, from `begin` to the end of the context, which restores them and torch.
 
-    Enter it twice, because an interrupt can end the first exit, and begin inside.
+    The exit can be repeated: `with first, second, evaluation, evaluation` runs it again if an interrupt ends it. The
+    locks come first, because they are written in C: no interrupt comes between a lock and its release.
 
     Args:
         models: the models that are called.
         rows: mode of torch's functions, such as `BatchInvariant`.
         inference: whether torch is in inference mode.
-
-    Example:
-        >>> from transformers import Qwen3Config, Qwen3Model
-        >>> model = Qwen3Model(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1))
-        >>> first, second = locks_of([model])  # written in C: no interrupt comes between a lock and its release
-        >>> evaluation = Evaluation([model])
-        >>> with first, second, evaluation, evaluation:
-        ...     evaluation.begin()
-        ...     output = model(torch.tensor([[1, 2]]))
     """
 
     def __init__(

@@ -8,8 +8,9 @@
   So activations have a size that torch divides among its threads at whole vectors.
 - Products of several matrices, as in attention, run in another kernel if their numbers do not follow each other in
   memory, and torch copies them only if there are several sequences. So they are always copied.
-- On a CPU, convolutions of one sequence and of several run in other kernels. So each sequence runs alone.
 - Reductions over a row (norms, softmax) and exact operations (sums, products) need nothing.
+
+Convolutions and products with vectors, as in Mamba, have no rule: the trial at load says how far their values differ.
 """
 
 from __future__ import annotations
@@ -77,11 +78,6 @@ def plus_linear(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def _product(rows: GemmRows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute `func(x, weight, ...)`, a product of the rows of x `[..., K]`."""
-    if weight.dim() == 1 and x.dim() > 1:  # a vector
-        return _product(rows, torch.matmul, x, weight[:, None]).squeeze(-1)
-    if x.dim() == weight.dim() == 3 and len(x) == weight.shape[0] == weight.shape[2] == 1:
-        # On a CPU, one matrix times a vector runs in another kernel than several.
-        return func(torch.cat([x, x]), torch.cat([weight, weight]), *args, **kwargs)[:1]
     if x.dim() > 2 and weight.dim() > 2:
         return _batched_product(rows, func, x, weight, *args, **kwargs)
     if weight.dim() != 2 or x.dim() == 0 or not x.shape[:-1].numel():
@@ -141,13 +137,6 @@ def _grouped_product(
     return output
 
 
-def _convolution(rows: GemmRows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute `func(x, weight, ...)` for each sequence of x `[B, C, T]` alone."""
-    if x.device.type != "cpu" or x.dim() != 3 or len(x) < 2:
-        return func(x, weight, *args, **kwargs)
-    return torch.cat([func(one, weight, *args, **kwargs) for one in torch.split(x.contiguous(), 1)])
-
-
 def by_rows(
     rows: GemmRows,
     call: Callable[..., Tensor],
@@ -204,7 +193,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.addmm, Tensor.addmm, Tensor.addmm_), added_product),
     torch._scaled_mm: _scaled_product,
     torch._grouped_mm: _grouped_product,
-    torch.conv1d: _convolution,
     **dict.fromkeys((silu, gelu, softplus, mish, selu, elu, celu, logsigmoid, torch.selu), activation),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, torch.special.expit), activation),
     **dict.fromkeys((Tensor.sigmoid, Tensor.sigmoid_), activation),

@@ -61,11 +61,6 @@ class PackedWeights:
 
     A weight that another tensor replaces, or that an operation of torch changes, is packed again. A change through
     `weight.data` is not noticed: call `clear`.
-
-    Example:
-        >>> weights = PackedWeights()
-        >>> weights.linear(torch.ones(16, 4), torch.ones(8, 4)).shape
-        torch.Size([16, 8])
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gym_rm.engine.kinds.decoder import DecoderKind, EncoderKind
-from gym_rm.engine.kinds.generative import GenerativeKind
-from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
+from gym_rm.engine.kinds.language_models import GenerativeKind, ImplicitKind
 from gym_rm.engine.kinds.multi_head import MultiHeadKind, component_names
 from gym_rm.engine.kinds.process import ProcessKind
 from gym_rm.errors import ConfigError, nearest

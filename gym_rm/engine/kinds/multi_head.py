@@ -38,10 +38,6 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
 
     Raises:
         ConfigError: a name is unknown, or the number of weights is not H.
-
-    Example:
-        >>> weights_of(["helpful", "verbose"], {"helpful": 1.0, "verbose": -0.5}).tolist()
-        [1.0, -0.5]
     """
     size = len(names)
     wrong = f"weights must be numbers by name, or one number for each of {list(names)}; got {weights!r:.200}."

@@ -6,21 +6,16 @@ import functools
 import inspect
 import json
 import re
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NotRequired, Required
 
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from gym_rm.config import Config, Finite, PositiveInt
 from gym_rm.errors import ConfigError
-
-if sys.version_info >= (3, 12):
-    from typing import TypedDict
-else:
-    from typing_extensions import TypedDict
 
 HIDDEN = ("conversation", "prompt")
 """Keyword-only parameters that the environment fills, and that the policy does not see."""

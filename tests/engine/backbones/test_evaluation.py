@@ -29,26 +29,26 @@ class Mine(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def interrupted(number, call):
-    """Call it, and interrupt it where Python looks for signals: as a function begins, or after one in C.
+def places_of(call, interrupt_at=None):
+    """Call it, and return where Python looks for signals: as a function begins, and after one in C.
 
-    Return whether there were so many places; an interrupt while a generator is freed is lost, as in every program.
+    With a number, interrupt it at this place; an interrupt while a generator is freed is lost, as in every program.
     """
-    names, left = {each.__file__ for each in FILES}, number
+    names, places = {each.__file__ for each in FILES}, []
 
     def profile(frame, event, argument):
-        nonlocal left
-        left -= event in ("call", "c_return") and frame.f_code.co_filename in names
-        if left == 0:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+        if event in ("call", "c_return") and frame.f_code.co_filename in names:
+            places.append((frame.f_code, frame.f_lineno, event))
+            if len(places) == interrupt_at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
 
     sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return left <= 0
+    return places
 
 
 def state_of(model):
@@ -78,11 +78,12 @@ def test_an_interrupt_at_any_moment_is_raised_and_leaves_nothing_behind(architec
     for decoder in scorer.executor._model.reward_model.decoders:
         decoder.fuse = fuse
     expected, before, kept = scorer.score(QUESTION).rewards.tolist(), state_of(model), []
+    places = list(enumerate(places_of(lambda: scorer.score(QUESTION)), 1))
+    first, last = ({place: number for number, place in order} for order in (reversed(places), places))
     with Mine() as mine, torch.autocast("cpu", torch.bfloat16):
-        for number in range(1, 10_000):
+        for number in sorted({*first.values(), *last.values()}):
             try:
-                if not interrupted(number, lambda: scorer.score(QUESTION)):
-                    break
+                places_of(lambda: scorer.score(QUESTION), interrupt_at=number)
             except KeyboardInterrupt as error:
                 kept = [error]  # as a debugger does, with what its frames hold
             assert _get_current_function_mode_stack() == [mine]
@@ -91,7 +92,7 @@ def test_an_interrupt_at_any_moment_is_raised_and_leaves_nothing_behind(architec
             assert state_of(model) == before
     assert kept
     assert scorer.score(QUESTION).rewards.tolist() == expected
-    assert 100 < number < 10_000
+    assert len(first) > 50
     with evaluation.locks_of([model])[0]:
         free = threading.Thread(target=scorer.score, args=(QUESTION,), daemon=True)
         free.start()

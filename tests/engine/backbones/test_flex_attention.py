@@ -142,16 +142,7 @@ def test_a_kernel_for_each_doubling_of_the_tokens(counter, recwarn):
     assert not [each for each in recwarn if "unfused" in str(each.message)]
 
 
-@given(st.integers(1, 300_000), st.integers(1, 300_000))
-def test_lengths_of_the_buffers(length, num_slots):
-    queries, slots = buffer_lengths(length, num_slots)
-    assert queries >= length
-    assert slots >= num_slots
-    assert queries % FLEX_BLOCK_SIZE == slots % FLEX_BLOCK_SIZE == 0
-    assert buffer_lengths(queries, slots) == (queries, slots)
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt_oss"])
 def test_whole_models_return_the_same_values_with_flex(architecture, monkeypatch):
     """Runs flex_attention as on a GPU, but uncompiled, with and without the fused forward."""
     model = HeadedDecoder(tiny_models.reward_model(architecture), ModuleHead("score"), None)

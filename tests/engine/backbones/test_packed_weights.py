@@ -24,27 +24,12 @@ def check_gradients(product, expected, tensors):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_those_of_linear(shape):
-    x, weight, _, _ = inputs(*shape)
-    check_gradients(onednn_linear(x, weight), linear(x, weight), (x, weight))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_with_a_bias_and_a_sum(shape):
+def test_gradients_are_those_of_linear_with_a_bias_a_sum_a_view_and_a_packed_weight(shape):
     x, weight, bias, plus = inputs(*shape)
     product = onednn_linear(x, weight, bias, plus=plus)
     check_gradients(product, linear(x, weight, bias) + plus, (x, weight, bias, plus))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_with_a_packed_weight(shape):
-    x, weight, bias, _ = inputs(*shape)
-    check_gradients(PackedWeights().linear(x, weight, bias), linear(x, weight, bias), (x, weight, bias))
-
-
-def test_gradient_of_a_view():
-    x, weight, _, _ = inputs(6, 8, 10)
     check_gradients(onednn_linear(x, weight)[::2, :5].t(), linear(x, weight)[::2, :5].t(), (x, weight))
+    check_gradients(PackedWeights().linear(x, weight, bias), linear(x, weight, bias), (x, weight, bias))
 
 
 def test_same_bits_with_and_without_gradients():

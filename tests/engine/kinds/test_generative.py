@@ -14,7 +14,7 @@ QUESTION = "Is the sum correct? Answer The or No."
 ANSWERS = ("The", "N")
 
 
-@pytest.fixture(params=["qwen3", "gemma2", "gpt2"])
+@pytest.fixture(params=["qwen3", "gemma2"])
 def folder(request, tmp_path):
     return tiny_models.save_policy(tmp_path, request.param, initializer_range=0.3)
 

@@ -36,7 +36,7 @@ def plain_logprobs(folder, messages):
     return np.array([float(logprobs[k - 1, ids[k]]) for k in range(len(prompt), len(ids))])
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
 def test_the_reward_is_beta_times_the_log_ratio(tmp_path, architecture):
     policy, reference = save_pair(tmp_path, architecture)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference, beta=0.05)

@@ -40,6 +40,8 @@ def test_every_option_of_every_kind_has_help():
         ({"max_lenght": 5}, "unknown option 'max_lenght'.*Did you mean 'max_length'"),
         ({"kind": "process"}, "step_token: missing; this setting has no default"),
         ({"kind": "process", "step_token": "<|im_end|>", "pooling": "hf"}, "unknown option 'pooling' for .* 'process'"),
+        ({"kind": "process", "step_token": "<no such token>"}, "not a single token"),
+        ({"kind": "process", "step_token": "<|im_end|>", "reduction": "median"}, "reduction must be .*got 'median'"),
         ({"kind": "decoder", "head": "v_head"}, r"no head 'v_head'; it has \['score'\]"),
         ({"kind": "generative", "answers": ("The", "N")}, "no output layer over a vocabulary"),
     ],

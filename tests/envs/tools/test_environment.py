@@ -1,19 +1,16 @@
 """Environments with tools: steps with calls, the user after them, infos, views, wrappers, checkers and interrupts."""
 
 import copy
-import itertools
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.wrappers import vector as vector_wrappers
+from gymnasium.utils.env_checker import check_env
 
-from gym_rm import ActionError, ConfigError
+from gym_rm import ActionError, ConfigError, Scores
 from gym_rm.envs.numeric_views import CandidateAction, TokenLevel
-from gym_rm.envs.settings import same_step_statistics
 from gym_rm.testing import check_vector_env
-from tests.envs.environments import each_mode, interrupt_at, make
+from tests.envs.environments import each_mode, make
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
 RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": "4"}
@@ -86,13 +83,10 @@ def test_a_scorer_that_ends_the_episode_is_asked_before_the_tools():
         executed.append(1)
         return 1
 
-    class Ends:
-        def score(self, conversations, prompts=None):
-            from gym_rm import Scores
+    def ends(conversations):
+        return Scores.from_rewards([1.0] * len(conversations), terminations=[True] * len(conversations))
 
-            return Scores.from_rewards([1.0] * len(conversations), terminations=[True] * len(conversations))
-
-    envs = calling(num_envs=1, reward_model=Ends(), tools=[count])
+    envs = calling(num_envs=1, reward_model=ends, tools=[count])
     envs.reset(seed=0)
     _, _, terminations, _, infos = envs.step(['<tool_call>{"name": "count"}</tool_call>'])
     assert terminations[0]
@@ -133,7 +127,7 @@ def deep_call():
         ({"role": "assistant", "content": "", "weight": 1}, "expected no other fields of a message"),
         ({"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}, "'tool_calls' of a message"),
         ({"role": "assistant", "content": 4}, "'content' of a message: expected a text"),
-        ({"role": "assistant", "content": "x" * 2**20 + "x"}, "'content' of a message: expected a text of 0 to"),
+        ({"role": "assistant", "content": "x" * 2**20 + "x"}, "'content' of a message: expected a text of at most"),
         ({"role": "assistant", "content": "", "tool_calls": [deep_call()]}, "nested too deeply"),
         (4, "an assistant message is a reply too"),
     ],
@@ -211,19 +205,6 @@ def test_invalid_tools_of_a_row_are_refused(tools):
         make(prompts=[{"prompt": "Hi", "tools": tools}])
 
 
-def test_infos_of_scorers_cannot_have_the_names_of_tools():
-    class Named:
-        def score(self, conversations, prompts=None):
-            from gym_rm import Scores
-
-            return Scores.from_rewards([1.0] * len(conversations), infos={"tool_calls": [1] * len(conversations)})
-
-    envs = make(reward_model=Named())
-    envs.reset(seed=0)
-    with pytest.raises(ConfigError, match=r"infos\['tool_calls'\] of the scorer"):
-        envs.step(["4", "4"])
-
-
 @each_mode
 @pytest.mark.parametrize("reward_on", ["turn", "end"])
 def test_environments_with_tools_follow_the_contract(mode, reward_on):
@@ -233,38 +214,6 @@ def test_environments_with_tools_follow_the_contract(mode, reward_on):
 
 def test_the_single_environment_passes_the_check_of_gymnasium():
     check_env(gym.make("RewardModel-v0", **SETTINGS, max_turns=3).unwrapped, skip_render_check=True)
-
-
-@pytest.mark.slow
-def test_processes_with_tools_equal_the_vector_environment():
-    spec = gym.spec("RewardModel-v0")
-    kwargs = {"vectorization_mode": "async", "vector_kwargs": {"shared_memory": False, "context": "spawn"}}
-    settings = {**SETTINGS, "reward_model": f"{__name__}:conversation_length"}
-    envs, native = gym.make_vec(spec, 2, **kwargs, **settings), calling()
-    for each in (envs, native):
-        each.reset(seed=0)
-    assert envs.step([CALL, "4"])[0] == native.step([CALL, "4"])[0]
-    envs.close()
-
-
-@pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
-def test_wrappers_count_replies_with_calls():
-    envs = vector_wrappers.TransformReward(calling(num_envs=1, prompts=["Hi"]), lambda rewards: 10 * rewards)
-    envs = vector_wrappers.RecordEpisodeStatistics(envs)
-    envs.reset(seed=0)
-    assert envs.step([CALL])[1].tolist() == [20]
-    *_, infos = envs.step(["4"])
-    assert (infos["episode"]["r"].tolist(), infos["episode"]["l"].tolist()) == ([60], [2])
-
-
-def test_reset_mask_and_groups_with_tools():
-    envs = calling(num_envs=4, group_size=2, prompts=["a", "b", "c"], autoreset_mode="Disabled")
-    envs.reset(seed=0)
-    envs.step([CALL] * 4)
-    mask = np.array([True, True, False, False])
-    observations, infos = envs.reset(options={"reset_mask": mask})
-    assert [len(each) for each in observations] == [1, 1, 3, 3]
-    assert infos["_tools"].tolist() == mask.tolist()
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
@@ -281,12 +230,12 @@ def test_schemas_are_in_the_infos_of_new_episodes(mode):
 
 def test_views_show_results_and_read_calls():
     window = {"window": 64}
-    candidates = CandidateAction(calling(num_envs=1), [CALL, "4"], **window)
+    candidates = CandidateAction(1, candidates=[CALL, "4"], **SETTINGS, **window)
     candidates.reset(seed=0)
     observations, *_, infos = candidates.step([0])
     assert infos["tool_calls"].tolist() == [1]
     assert observations in candidates.observation_space
-    tokens = TokenLevel(calling(num_envs=1), prefill=CALL, max_new_tokens=1, **window)
+    tokens = TokenLevel(1, vocabulary=None, prefill=CALL, max_new_tokens=1, **SETTINGS, **window)
     tokens.reset(seed=0)
     *_, infos = tokens.step([tokens.num_actions - 1])
     assert infos["tool_calls"].tolist() == [1]
@@ -298,31 +247,6 @@ def test_transcripts_show_calls_and_results():
     envs.step([CALL])
     assert envs.render()[0].split("\n")[1:4] == ["user: 2 + 2?", "assistant:", '  calls add({"a": 2, "b": 2})']
     assert "tool add: 4" in envs.render()[0]
-
-
-def clone(envs):
-    names = ("prompts", "settings", "spec", "action_space", "observation_space", "_user", "_toolbox")
-    shared = [value for each in (envs, envs.unwrapped) for name, value in vars(each).items() if name in names]
-    return copy.deepcopy(envs, {id(value): value for value in shared})
-
-
-def test_an_interrupt_leaves_all_of_a_step_with_calls_or_nothing():
-    envs = calling(num_envs=2)
-    envs.reset(seed=0)
-    after = clone(envs)
-    after.step([CALL, "4"])
-    expected = [clone(envs).step(["4", "5"]), after.step(["4", "5"])]
-    for count in itertools.count(1, 4):
-        attempt = clone(envs)
-        try:
-            with interrupt_at(count):
-                attempt.step([CALL, "4"])
-        except KeyboardInterrupt:
-            found = attempt.step(["4", "5"])
-            assert any(data_equivalence(found, each) for each in expected)
-        else:
-            break
-    assert count > 100
 
 
 @pytest.mark.parametrize(("name", "row"), [("Math-v0", {"prompt": "0.1 + 0.2?", "answer": "0.3"})])

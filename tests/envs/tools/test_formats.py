@@ -138,7 +138,7 @@ def test_a_reply_of_many_broken_calls_is_read_fast():
     start = time.perf_counter()
     parsed = hermes('<tool_call>{"a": "</tool_call>' * 40_000)
     assert len(parsed.problems) == MOST_CALLS + 1
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 5
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -1,7 +1,6 @@
 """Functions as tools: schemas from hints and docstrings, and arguments of calls."""
 
 import dataclasses
-import functools
 import pickle
 from typing import Literal
 
@@ -124,11 +123,3 @@ def test_parameters_may_have_any_name():
 
     given = {"schema": 1, "json": 2, "model_config": 3, "_private": 4}
     assert Tool(odd).arguments(given) == given
-
-
-def test_a_decorated_function_keeps_its_hints():
-    @functools.wraps(search)
-    def counted(*args, **kwargs):
-        return search(*args, **kwargs)
-
-    assert Tool(counted).schema == Tool(search).schema

@@ -88,9 +88,7 @@ def test_results_become_texts(value, text):
 
 
 def test_the_middle_of_a_large_result_is_left_out_and_the_gap_is_counted():
-    start = time.perf_counter()
     (text,) = results([tool(lambda: "a" * 10**7 + "b")], ("f", {}), max_result_length=1000)
-    assert time.perf_counter() - start < 1
     kept = text.count("a") - "characters are left out".count("a") + 1
     assert len(text) <= 1000
     assert text.endswith("b")
@@ -203,10 +201,8 @@ def test_async_functions_are_tools_and_are_cancelled():
             raise
         return "waited"
 
-    start = time.perf_counter()
-    fast = answers([wait], [calls(("wait", {"seconds": 0.2}))] * 50)
-    assert [answer.messages[0]["content"] for answer in fast] == ["waited"] * 50
-    assert time.perf_counter() - start < 3
+    found = answers([wait], [calls(("wait", {"seconds": 0.2}))] * 50, timeout=5)  # one after the other takes 10
+    assert [answer.messages[0]["content"] for answer in found] == ["waited"] * 50
     (text,) = results([wait], ("wait", {"seconds": 60}), timeout=0.1)
     assert text.startswith("Error: ")
     assert cancelled == [60]

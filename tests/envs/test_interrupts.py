@@ -1,47 +1,52 @@
 """Ctrl-C at any line of a step or a reset: the environment has done all of it or nothing."""
 
 import copy
-import itertools
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
-from tests.envs.environments import PROMPTS, interrupt_at, length_reward, make
+from tests.envs.environments import PROMPTS, interrupt_at, length_reward, lines_of, make
 
 SETTINGS = {"reward_model": length_reward, "prompts": PROMPTS, "render_mode": "ansi"}
+REPLIES = [["a", "bb"], ["ccc", ""], ["dd", "e"], ["f", "g"]]
+CALL = '<tool_call>{"name": "double", "arguments": {"a": 2}}</tool_call>'
+NEVER_CHANGED = ("window", "prompts", "settings", "spec", "action_space", "observation_space", "_user", "_toolbox")
+
+
+def double(a: int) -> int:
+    return 2 * a
 
 
 def clone(envs):
     """Return a copy that shares everything that never changes, which is ten times faster than a plain deep copy."""
-    fixed = ("window", "prompts", "settings", "spec", "action_space", "observation_space", "_user")
-    shared = [value for each in (envs, envs.unwrapped) for name, value in vars(each).items() if name in fixed]
+    shared = [value for each in (envs, envs.unwrapped) for name, value in vars(each).items() if name in NEVER_CHANGED]
     return copy.deepcopy(envs, {id(value): value for value in shared})
 
 
-def check_interrupts(envs, call, then, event="line"):
-    """Interrupt `call(envs)` at every line. Then `then(envs)` must return the same as after all or after nothing."""
+def check_interrupts(envs, call, then, at_least=100):
+    """Interrupt `call(envs)` at each of its lines, the first and the last time that it runs.
+
+    Then `then(envs)` must return the same as after all or after nothing.
+    """
     before, after = clone(envs), clone(envs)
-    call(after)
+    call(clone(envs))  # fills the caches
+    lines = lines_of(lambda: call(after))
     expected = [then(before), then(after)]
-    for count in itertools.count(1):
+    first = {line: number for number, line in reversed(list(enumerate(lines, 1)))}
+    last = {line: number for number, line in enumerate(lines, 1)}
+    for number in sorted({*first.values(), *last.values()}):
         attempt = clone(envs)
-        try:
-            with interrupt_at(count, event=event):
-                call(attempt)
-        except KeyboardInterrupt:
-            found = then(attempt)
-            assert any(data_equivalence(found, one, exact=True) for one in expected), f"{event} {count}"
-        else:
-            return count
+        with pytest.raises(KeyboardInterrupt), interrupt_at(number):
+            call(attempt)
+        found = then(attempt)
+        assert any(data_equivalence(found, one, exact=True) for one in expected), lines[number - 1]
+    assert len(first) > at_least
 
 
 def steps(*all_actions):
     return lambda envs: [(envs.step(actions), envs.render()) for actions in all_actions]
-
-
-REPLIES = [["a", "bb"], ["ccc", ""], ["dd", "e"], ["f", "g"]]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,9 @@ REPLIES = [["a", "bb"], ["ccc", ""], ["dd", "e"], ["f", "g"]]
         ("SameStep", {"group_size": 2}),
         ("NextStep", {"reward_on": "end", "max_turns": 2}),
         ("Disabled", {}),
+        ("SameStep", {"tools": [double]}),
     ],
+    ids=str,
 )
 def test_an_interrupted_step_has_changed_all_or_nothing(mode, options):
     envs = make(2, autoreset_mode=mode, **SETTINGS, **options)
@@ -63,7 +70,7 @@ def test_an_interrupted_step_has_changed_all_or_nothing(mode, options):
         finish = [envs.step(replies) for replies in following]
         return finish, envs.reset(), envs.step(["y", "z"]), envs.reset(seed=0), envs.step(["y", "z"])
 
-    assert check_interrupts(envs, steps(REPLIES[0]), then) > 100
+    check_interrupts(envs, steps([CALL, "bb"] if "tools" in options else REPLIES[0]), then)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,7 @@ def test_an_interrupted_step_has_changed_all_or_nothing(mode, options):
         (1, {"options": {"prompt_indices": [2, 2]}}),
         (2, {"options": {"reset_mask": np.array([True, False])}}),
     ],
+    ids=["seed", "prompt_indices", "reset_mask"],
 )
 def test_an_interrupted_reset_has_changed_all_or_nothing(group_size, options):
     envs = make(2, group_size=group_size, **SETTINGS)
@@ -83,35 +91,25 @@ def test_an_interrupted_reset_has_changed_all_or_nothing(group_size, options):
     def then(envs):
         return [envs.step(replies) for replies in REPLIES], envs.reset(), envs.step(["y", "z"])
 
-    assert check_interrupts(envs, lambda envs: envs.reset(**options), then) > 50
+    check_interrupts(envs, lambda envs: envs.reset(**options), then, at_least=50)
 
 
-def view(name, mode, **options):
-    sizes = {"candidates": ["one", "two"]} if name == "RewardModelCandidates-v0" else {"max_new_tokens": 2}
-    settings = {**SETTINGS, "window": 4, "autoreset_mode": mode, **sizes, **options}
-    envs = gym.make_vec(name, num_envs=2, **settings)
-    envs.reset(seed=3)
-    return envs
-
-
+@pytest.mark.parametrize("call", ["step", "reset"])
 @pytest.mark.parametrize(
-    ("name", "mode"), [("RewardModelCandidates-v0", "SameStep"), ("RewardModelTokens-v0", "NextStep")]
+    ("name", "options"),
+    [
+        ("RewardModelCandidates-v0", {"candidates": ["one", "two"], "autoreset_mode": "SameStep"}),
+        ("RewardModelTokens-v0", {"max_new_tokens": 2, "autoreset_mode": "NextStep"}),
+    ],
 )
-def test_an_interrupted_step_of_a_view_has_changed_all_or_nothing(name, mode):
-    envs = view(name, mode)
+def test_an_interrupted_view_has_changed_all_or_nothing(name, options, call):
+    envs = gym.make_vec(name, num_envs=2, window=4, **SETTINGS, **options)
+    envs.reset(seed=3)
     for actions in ([0, 1], [0, 0]):
         envs.step(actions)
-    then = steps([1, 1], [0, 1], [1, 0])
-    assert check_interrupts(envs, steps([0, 1]), then) > 100
-
-
-@pytest.mark.parametrize("name", ["RewardModelCandidates-v0", "RewardModelTokens-v0"])
-def test_an_interrupted_reset_of_a_view_has_changed_all_or_nothing(name):
-    envs = view(name, "SameStep")
-    envs.step([0, 1])
-    then = steps([1, 1], [0, 1], [1, 0])
-    mask = np.array([False, True])
-    assert check_interrupts(envs, lambda envs: envs.reset(options={"reset_mask": mask}), then) > 50
+    mask = {"reset_mask": np.array([False, True])}
+    interrupted = steps([0, 1]) if call == "step" else lambda envs: envs.reset(options=mask)
+    check_interrupts(envs, interrupted, steps([1, 1], [0, 1], [1, 0]), at_least=50)
 
 
 @pytest.mark.parametrize("call", [lambda env: env.step("abc"), lambda env: env.reset(seed=9)], ids=["step", "reset"])
@@ -123,4 +121,4 @@ def test_an_interrupted_single_environment_has_changed_all_or_nothing(call):
     def then(env):
         return env.unwrapped.step("b"), env.unwrapped.reset(), env.unwrapped.step("c"), env.np_random.random()
 
-    assert check_interrupts(env.unwrapped, call, then) > 50
+    check_interrupts(env.unwrapped, call, then, at_least=50)

@@ -1,4 +1,4 @@
-"""Implicit reward of a policy: how much more likely the reply is under the policy than under its reference."""
+"""Causal language models as reward models: log-odds of two answers to a question, and the implicit reward of DPO."""
 
 from __future__ import annotations
 
@@ -8,13 +8,50 @@ from typing import Any
 import numpy as np
 
 from gym_rm.config import Config, Finite
-from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
-from gym_rm.engine.kinds.readouts import TokenLogProbabilities
+from gym_rm.engine.kinds.decoder import LastTokenKind, padding_of
+from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.readouts import TokenLogits, TokenLogProbabilities
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.text.tokenizers import answer_tokens
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConversationError
 from gym_rm.scores import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class GenerativeKind(LastTokenKind):
+    """Kind whose reward is `log p(good answer) - log p(bad answer)` for the first token of the model's own turn.
+
+    The question comes after the conversation, so that conversations with the same prompt can share it in the tree.
+    """
+
+    name = "generative"
+
+    class Options(Config):
+        """Options of `kind="generative"`."""
+
+        question: str | None = "Is the reply correct? Answer Yes or No."
+        """User message to add after the conversation; None to add none."""
+        answers: tuple[str, str] = ("Yes", "No")
+        """The good and the bad answer. Each must be a single token."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> GenerativeKind:
+        """See `Kind.of`."""
+        good, bad = answer_tokens(facts.tokenizer, options.answers)
+        return cls(
+            TokenLogits((good, bad)),
+            InputFormat(question=options.question, generation_prompt=True),
+            settings={"question": options.question, "answers": list(options.answers)},
+            pooling="last",
+            padding=padding_of(facts.config),
+        )
+
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """Return the log-odds of each sequence, which are equal to the difference of the two logits."""
+        last = values[starts[1:] - 1]
+        return Reduction(last[:, 0] - last[:, 1], no_components(len(last)))
 
 
 @dataclass(frozen=True, slots=True)
