@@ -48,7 +48,7 @@ from gym_rm.policy.losses import policy_loss, update_metrics
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import RolloutBatch, RolloutTable
-from gym_rm.policy.run_folder import RunFolder
+from gym_rm.policy.run_folder import GRPORunFolder
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative
@@ -175,7 +175,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
             rollouts = RolloutTable.joined(parts).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
-    run = RunFolder(settings, learner, scorer, (prompts, held_out))
+    run = GRPORunFolder(settings, learner, scorer, (prompts, held_out))
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
         for part in (run, envs, sampler):

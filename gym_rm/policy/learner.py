@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.loading.trial import longest_shared
-from gym_rm.errors import logger
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.losses import LossInputs, LossTerms, token_weights
@@ -30,7 +29,7 @@ from gym_rm.policy.rollouts import RolloutTable, RolloutTurn
 from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
-from gym_rm.training.layouts import choose_layout, enable_checkpointing
+from gym_rm.training.layouts import prepare_layout
 from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
 
 
@@ -79,12 +78,13 @@ class Learner(ParallelModel):
         self.start = open_policy(policy.model, lora=policy.lora, dtype=dtype, seed=run.seed)
         self.unsharded: Any = copy.deepcopy(self.start.trained) if options.fsdp else self.start.trained
         self.policy = TrainedPolicy(self.start, temperature=run.sampling.temperature).to(self.device)
-        fuse = not (options.fsdp or policy.lora is not None)
-        self.layout = choose_layout(self.policy, self.start.model, tree=options.tree, fuse=fuse)
-        logger.info("training %s with %s", self.start.name, self.layout)
-        if policy.gradient_checkpointing:
-            decoders, option = self.policy.decoders, "policy.gradient_checkpointing"
-            enable_checkpointing(self.start.model, decoders, self.layout, option=option)
+        self.layout = prepare_layout(
+            self.policy,
+            self.start,
+            tree=options.tree,
+            fsdp=options.fsdp,
+            checkpointing="policy.gradient_checkpointing" if policy.gradient_checkpointing else None,
+        )
         self.budget = token_budget(options.max_num_batched_tokens, self.device)
         self.measures_kl = bool(loss.kl_coef or loss.measure_kl)
         self.reference: TrainedPolicy | None = None

@@ -10,10 +10,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,41 +82,6 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-class BestModel:
-    """The best model of a run by a metric.
-
-    Args:
-        folder: where it is written.
-        higher_is_better: whether a higher value of the metric is better.
-
-    Attributes:
-        value: its metric; None if there is no model yet.
-
-    Example:
-        >>> best = BestModel(Path("run/best"), higher_is_better=True)
-        >>> [best.offer(value, lambda folder: None) for value in (0.5, 0.7, 0.1)]
-        [True, True, False]
-    """
-
-    def __init__(self, folder: Path, *, higher_is_better: bool) -> None:
-        self.folder, self.higher_is_better = folder, higher_is_better
-        self.value: float | None = None
-
-    def offer(self, value: float, export: Callable[[Path], None]) -> bool:
-        """Write the model in place of the best one if its metric is better; return whether it is.
-
-        Args:
-            value: its metric; NaN is never better.
-            export: writes the model to a folder; all ranks must call this.
-        """
-        before = -math.inf if self.value is None else self.value if self.higher_is_better else -self.value
-        if not (value if self.higher_is_better else -value) > before:
-            return False
-        export(self.folder)
-        self.value = value
-        return True
-
-
 _locks: dict[Path, int] = {}  # descriptors of the folders that this process has locked
 
 
@@ -185,10 +149,10 @@ def _changed_files(folder: Path) -> list[str]:
         return [f"{STATE} ({type(error).__name__}: {error})"]
 
 
-def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) -> Checkpoint | None:
+def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: int) -> Checkpoint | None:
     """Return the last checkpoint of a run, or None; all ranks read the folder that the main process found.
 
-    `most` has the number of steps by the name of its setting, of which the run must not have more already.
+    The run must not have more than `num_steps` already.
 
     Raises:
         ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
@@ -221,9 +185,8 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) ->
             f"{str(run)!r} contains a run with other settings ({'; '.join(different[:5])}); use the same settings to "
             "resume it, or another output folder."
         )
-    for name, steps in most.items():
-        if checkpoint.step > steps:
-            raise ConfigError(f"{str(run)!r} has {checkpoint.step} steps already, more than {name}={steps}.")
+    if checkpoint.step > num_steps:
+        raise ConfigError(f"{str(run)!r} has {checkpoint.step} steps already, more than the {num_steps} of this run.")
     logger.info("resuming after step %d of %s", checkpoint.step, run)
     return checkpoint
 

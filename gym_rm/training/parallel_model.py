@@ -169,6 +169,12 @@ class ParallelModel:
         load_optimizer_state(self.plain, self.optimizers, checkpoint.optimizer)
         self.version = checkpoint.version
 
+    def start_trackers(self, project: str, settings: Mapping[str, Any]) -> None:
+        """Tell the trackers, if there are any, the settings of a run, by dotted name."""
+        every = flat(settings, ".")
+        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in every}
+        self.accelerator.init_trackers(project, config=plain)
+
     def end_training(self) -> None:
         """Close the trackers, and leave the other processes.
 
@@ -219,14 +225,6 @@ def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool)
         # collective: about one run in thirty then hangs at its end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     return accelerator
-
-
-def start_trackers(accelerator: Accelerator, name: str, settings: Mapping[str, Any]) -> None:
-    """Tell the trackers, if there are any, the settings of a run, by dotted name."""
-    if accelerator.log_with:
-        every = flat(settings, ".")
-        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in every}
-        accelerator.init_trackers(name, config=plain)
 
 
 def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -144,6 +145,11 @@ class RewardModelTraining(Config):
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     checkpoint: RewardCheckpointSettings = RewardCheckpointSettings()
+
+    def with_output(self) -> RewardModelTraining:
+        """Return the settings with a folder."""
+        name = self.output or f"outputs/reward-model-{time.strftime('%Y%m%d-%H%M%S')}"
+        return self.model_copy(update={"output": name})
 
 
 FREE_IN_RESUMING: Any = {

@@ -6,15 +6,10 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 NOTICE = b"\nThe run saves and stops after this step; a second Ctrl-C stops it at once.\n"
-
-
-def first_signal(heard: Sequence[signal.Signals | None]) -> signal.Signals | None:
-    """Return the first of the signals that the ranks of a run heard; None if they heard none."""
-    return next((each for each in heard if each is not None), None)
 
 
 @contextlib.contextmanager
