@@ -17,7 +17,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Return the metrics by name; None where one is undefined."""
     rewards = np.array([each.reward for each in rollouts], dtype=np.float64)
     lengths = np.array([each.num_tokens for each in rollouts], dtype=np.float64)
-    thinking = np.array([each.thinking_tokens for each in rollouts], dtype=np.float64)
+    thinking = np.array([sum(turn.thinking_tokens for turn in each.turns) for each in rollouts], dtype=np.float64)
     parts = {"thinking_tokens": float(thinking.mean()), "answer_tokens": float((lengths - thinking).mean())}
     steps = [len(turn.step_rewards) for each in rollouts for turn in each.turns if turn.step_rewards]
     turns = [turn for each in rollouts for turn in each.turns if turn.tool_calls is not None]

@@ -55,7 +55,7 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
         ConfigError: the server cannot be used.
     """
     options = settings.sampling
-    if options.engine != "vllm":
+    if options.server is None:
         local = LocalSampler(
             learner.unsharded,
             learner.start.tokenizer,
@@ -65,11 +65,8 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
             copy_to=learner.device if settings.optimizer.fsdp else None,
         )
         return PolicySampler(local, settings.optimizer.fsdp, False, learner)
-    assert options.server is not None
-    if settings.policy.model is None:
-        raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")
-    if settings.policy.lora is not None:
-        raise ConfigError(f"sampling.engine={options.engine!r} cannot be used with policy.lora; use another engine.")
+    if settings.policy.model is None or settings.policy.lora is not None:
+        raise ConfigError("sampling.server needs policy.model, the name by which it knows the policy, and no adapters.")
     key = os.environ.get(options.server_key) if options.server_key else None
     if options.server_key and key is None:
         raise ConfigError(f"sampling.server_key={options.server_key!r}: there is no such environment variable.")

@@ -14,7 +14,6 @@ from agents import grpo
 from gym_rm.errors import ConfigError
 from gym_rm.policy.advantages import zero_variance_groups
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import RolloutTable
@@ -52,7 +51,7 @@ class Run:
 
     def play(self, batch, group_size=4):
         envs = grpo.make_envs(self.settings, self.prompts, self.scorer, len(batch.playing), group_size)
-        rollouts = grpo.play(envs, self.sampler, batch, PhaseTimer()).rollouts
+        rollouts = grpo.play(envs, self.sampler, batch, grpo.PhaseTimer()).rollouts
         envs.close()
         return rollouts
 
@@ -60,7 +59,7 @@ class Run:
         return self.play(self.schedule.training(number))
 
     def learn(self, rollouts):
-        parts = (self.learner, self.scorer, self.settings, PhaseTimer())
+        parts = (self.learner, self.scorer, self.settings, grpo.PhaseTimer())
         return grpo.train_step(1, lambda step: RolloutTable(rollouts), *parts)[1:]
 
 
@@ -132,7 +131,6 @@ def test_rewards_of_turns(reward_on, tmp_path):
         scores = policy_runs.lengths_and_vowels([[{"content": turn.completion.text}] for turn in rollout.turns])
         expected = scores if reward_on == "turn" else [0.0, scores[1]]
         assert [turn.reward for turn in rollout.turns] == pytest.approx(expected)
-        assert rollout.rewards_with(rollout.reward - 1) == pytest.approx([expected[0], expected[1] - 1])
     assert run.learn(rollouts)[1]["grad_norm"] > 0
 
 
