@@ -128,7 +128,7 @@ def test_the_first_interrupt_ends_a_run_after_its_step_and_the_second_at_once(in
     process = start(f"output={run}", *options, path=tmp_path)
     wait_for(tmp_path / "calls", "...", process)
     if interrupts == 1:
-        output, _ = start(f"output={run}", *options).communicate(timeout=300)
+        output, _ = start(f"output={run}", *options, path=tmp_path).communicate(timeout=300)
         assert "another process writes to output=" in " ".join(output.split())
     process.send_signal(signal.SIGINT)
     if interrupts == 1:

@@ -81,6 +81,7 @@ def test_every_turn_learns_exactly_what_was_sampled(template, tmp_path):
         np.testing.assert_allclose(turn.completion.log_probs, expected, atol=1e-5)
     learnt = samples.scatter(run.learner.log_probs(run.learner.batches(samples.turns, samples.groups)))
     np.testing.assert_allclose(learnt, samples.log_probs, atol=1e-5)
+    assert not rollout_metrics(rollouts).keys() & {"thinking_tokens", "answer_tokens"}
     second = run.learner.start.tokenizer.decode(rollouts[0].turns[1].prompt)
     assert (rollouts[0].turns[0].completion.text in second) == (template is None)
     assert "And now?" in second
@@ -114,12 +115,6 @@ def test_an_environment_gets_the_tag_that_the_template_opened(tmp_path):
     assert metrics["thinking_tokens"] + metrics["answer_tokens"] == metrics["completion_tokens"]
     assert metrics["accuracy"] == np.mean([rollout.right for rollout in rollouts])
     assert run.learn(rollouts)[1]["importance_mean"] == pytest.approx(1, abs=1e-4)
-
-
-def test_replies_without_thinking_have_no_metrics_of_it(tmp_path):
-    rollouts = Run(tmp_path).step()
-    assert rollouts[0].reply == rollouts[0].turns[0].completion.text
-    assert not rollout_metrics(rollouts).keys() & {"thinking_tokens", "answer_tokens"}
 
 
 @pytest.mark.parametrize("reward_on", ["turn", "end"])
