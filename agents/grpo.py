@@ -222,11 +222,11 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     schedule = RolloutSchedule(settings, learner, num_prompts=len(prompts), num_held_out=len(held_out))
     scorer = open_scorer(settings, learner.device)
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
-    sampler, timer = make_sampler(settings, learner), PhaseTimer()
+    (sampler, update_weights), timer = make_sampler(settings, learner), PhaseTimer()
 
     def roll_out(step: int) -> RolloutTable:
         """Return this rank's rollouts of a step."""
-        sampler.update_weights()
+        update_weights()
         table = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
             if not (groups := zero_variance_groups(table, settings)).size:
@@ -238,7 +238,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
-            sampler.update_weights()
+            update_weights()
             parts = learner.gathered([play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())])
             rollouts = RolloutTable.joined(parts).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])

@@ -32,10 +32,6 @@ def calls(folder):
     return collections.Counter(lines)
 
 
-def rewards(run):
-    return [json.loads(line)["reward"] for line in (run / "conversations.jsonl").read_text().splitlines()]
-
-
 def messages(run):
     rows = [json.loads(line) for line in (run / "conversations.jsonl").read_text().splitlines()]
     return [row["messages"] for row in rows if row["step"] == 0]

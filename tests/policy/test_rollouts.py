@@ -47,7 +47,7 @@ class Run:
         self.schedule = RolloutSchedule(
             self.settings, self.learner, num_prompts=len(prompts), num_held_out=len(prompts)
         )
-        self.sampler = make_sampler(self.settings, self.learner)
+        self.sampler, _ = make_sampler(self.settings, self.learner)
 
     def play(self, batch, group_size=4):
         envs = grpo.make_envs(self.settings, self.prompts, self.scorer, len(batch.playing), group_size)

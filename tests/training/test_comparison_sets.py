@@ -69,12 +69,6 @@ def test_metrics_of_several_sets_by_name(saved_model, tmp_path):
     assert finished.best_value is not None
 
 
-def test_one_row_is_enough(saved_model, tmp_path):
-    finished = trained(tmp_path, saved_model("qwen3"), pairs(1), "epochs=2")
-    assert len(curve(finished.folder / "metrics.csv")) == 2
-    assert finished.best_value is None
-
-
 @pytest.mark.parametrize(
     ("rows", "overrides", "message"),
     [
@@ -97,12 +91,6 @@ def test_data_that_cannot_be_used_is_refused_with_the_reason(rows, overrides, me
     with pytest.raises(ConfigError, match=re.escape(message)):
         open_run(settings_of(tmp_path, saved_model("qwen3"), rows, *overrides))
     assert not (tmp_path / "run").exists()
-
-
-def test_an_empty_validation_file_is_refused(saved_model, tmp_path):
-    write_rows(tmp_path / "empty.jsonl", [])
-    with pytest.raises(ConfigError, match="no rows"):
-        open_run(settings_of(tmp_path, saved_model("qwen3"), None, f"data.validation.other={tmp_path / 'empty.jsonl'}"))
 
 
 def test_tools_of_a_row_are_written_in_training_as_in_scoring(saved_model, tmp_path):

@@ -158,13 +158,6 @@ def test_the_new_head_depends_on_the_seed_alone(tmp_path):
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_a_model_without_a_head_is_refused_with_advice(tmp_path):
-    policy = tiny_models.save_policy(tmp_path / "policy", "qwen3")
-    with pytest.raises(ConfigError, match="without a known reward head") as caught:
-        open_run(settings_of(tmp_path, policy))
-    assert "model.new_head=true" in caught.value.__notes__[0]
-
-
 def test_labels_of_steps_are_learned_at_the_step_token(saved_model, tmp_path):
     rows = [
         {"prompt": f"Add {n} and 1.", "completions": [f"{n} + 1", f"is {n + k}"], "labels": [True, k == 1]}

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from gym_rm.errors import ConfigError
 from gym_rm.training import checkpoints
-from tests.training.runs import assert_served, curve, losses, open_run, pairs, settings_of, trained
+from tests.training.runs import assert_served, open_run, pairs, settings_of, trained
 
 
 def test_a_new_head_forgets_the_weights_of_the_outputs_before(saved_model, tmp_path):
@@ -21,21 +21,6 @@ def test_a_new_head_forgets_the_weights_of_the_outputs_before(saved_model, tmp_p
     three = ("model.new_head=true", "model.outputs=3", "loss.objective=preferences", "max_steps=1")
     last = trained(tmp_path / "next", finished.folder / "final", None, *three)
     assert_served(last, pairs())
-
-
-def test_one_objective_is_learned_by_its_name(saved_model, tmp_path):
-    rows = [{"prompt": f"Say {n}.", "response": "yes " * (n + 1), "helpfulness": n} for n in range(5)]
-    options = ("model.new_head=true", "model.outputs=[helpfulness]", "loss.objective=ratings", "epochs=4")
-    finished = trained(tmp_path, saved_model("qwen3"), rows, *options)
-    found = losses(finished.folder)
-    assert found[-1] < found[0]
-    assert "mse_helpfulness" in curve(finished.folder / "metrics.csv")[0]
-
-
-@pytest.mark.parametrize("option", ["seed=-1", "optimizer.betas=[1.5,0.9]", "loss.tie_parameter=0"])
-def test_numbers_out_of_range_are_refused_by_name(option, saved_model, tmp_path):
-    with pytest.raises(ConfigError, match=option.partition("=")[0]):
-        settings_of(tmp_path, saved_model("qwen3"), None, option)
 
 
 def test_a_backbone_of_another_shape_is_refused_with_a_new_head(tmp_path):
