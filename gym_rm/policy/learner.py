@@ -29,8 +29,7 @@ from gym_rm.policy.rollouts import RolloutTable, RolloutTurn
 from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
-from gym_rm.training.layouts import prepare_layout
-from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
+from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard
 
 
 @dataclass(frozen=True)
@@ -78,28 +77,26 @@ class Learner(ParallelModel):
         self.start = open_policy(policy.model, lora=policy.lora, dtype=dtype, seed=run.seed)
         self.unsharded: Any = copy.deepcopy(self.start.trained) if options.fsdp else self.start.trained
         self.policy = TrainedPolicy(self.start, temperature=run.sampling.temperature).to(self.device)
-        self.layout = prepare_layout(
-            self.policy,
-            self.start,
-            tree=options.tree,
-            fsdp=options.fsdp,
-            checkpointing="policy.gradient_checkpointing" if policy.gradient_checkpointing else None,
-        )
-        self.budget = token_budget(options.max_num_batched_tokens, self.device)
         self.measures_kl = bool(loss.kl_coef or loss.measure_kl)
         self.reference: TrainedPolicy | None = None
         if self.measures_kl and self.start.peft is None:
             self.reference = copy.deepcopy(self.policy).requires_grad_(False)
-            if options.fsdp:
-                shard(self.reference, self.reference.model, accelerator)
         super().__init__(
             self.policy,
+            self.start,
             accelerator,
             options,
             num_updates=run.steps * options.updates_per_step * options.epochs,
+            tree=options.tree,
             fsdp=options.fsdp,
-            has_unused=self.policy.has_unused,
+            checkpointing=policy.gradient_checkpointing,
+            max_num_batched_tokens=options.max_num_batched_tokens,
         )
+        if self.reference is not None:
+            for decoder in self.reference.decoders:
+                decoder.fuse = self.layout.fuse
+            if options.fsdp:
+                shard(self.reference, self.reference.model, accelerator)
 
     def batches(
         self, turns: Sequence[RolloutTurn], groups: NDArray[Any], *, chosen: NDArray[Any] | None = None

@@ -27,7 +27,6 @@ from gym_rm.engine.loading.trial import (
 from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scores import FloatArray
-from gym_rm.training.adapters import Adaptable
 
 GRADIENT_TOLERANCE = 1e-4  # maximum difference of gradients in the trial, relative to the largest
 
@@ -103,35 +102,21 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
     return forward
 
 
-def prepare_layout(
-    trained: Trainable, start: Adaptable, *, tree: bool, fsdp: bool, checkpointing: str | None
-) -> Forward:
-    """Choose the layout of a run's model, see `choose_layout`, and how its backward runs.
-
-    Args:
-        trained, start: the module, and the model inside of it.
-        tree, fsdp: whether trees are allowed, and whether the weights will be sharded.
-        checkpointing: option by which layers keep only their input, and run again in the backward (arXiv 1604.06174);
-            None to keep everything.
+def enable_checkpointing(trained: Trainable, model: PreTrainedModel, layout: Forward) -> None:
+    """Let the layers keep only their input, and run again in the backward (arXiv 1604.06174).
 
     Raises:
-        ConfigError: the model does not support checkpointing; the message names the option.
+        ConfigError: the model does not support it.
     """
-    model = start.model
-    layout = choose_layout(trained, model, tree=tree, fuse=not (fsdp or start.peft is not None))
-    logger.info("training %s with %s", start.name, layout)
-    if checkpointing is None:
-        return layout
     options: dict[str, Any] = {"use_reentrant": False}
     if layout.layout == "tree":  # the backward runs the layers again, which then attend to trees again
         options["context_fn"] = lambda: (contextlib.nullcontext(), attending_to_trees(model.base_model))
     try:
         model.gradient_checkpointing_enable(options)
     except ValueError as error:
-        raise ConfigError(f"{checkpointing}: {error}") from error
+        raise ConfigError(f"gradient_checkpointing: {error}") from error
     for decoder in trained.decoders:
         decoder.checkpointing = True
-    return layout
 
 
 def _difference(got: list[Tensor], expected: list[Tensor]) -> float:

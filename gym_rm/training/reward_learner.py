@@ -18,9 +18,8 @@ from gym_rm.errors import ConfigError
 from gym_rm.training.comparison_batches import MicroBatch, micro_batches, share_of_rank, steps_of
 from gym_rm.training.comparison_sets import EncodedComparison, read_sets
 from gym_rm.training.export import export
-from gym_rm.training.layouts import prepare_layout
 from gym_rm.training.objectives import Outcomes, make_objective
-from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, token_budget
+from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard
 from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trained_reward_model import TrainedModel, open_model, output_names
 
@@ -36,7 +35,6 @@ class RewardLearner(ParallelModel):
         objective: the loss.
         training, validation: the set to learn from, and those to measure on.
         steps: epoch and indices of the comparisons of every step.
-        layout: how its batches run.
 
     Raises:
         ConfigError: a setting does not fit the model, or a file cannot be read.
@@ -59,25 +57,20 @@ class RewardLearner(ParallelModel):
         steps = steps_of(sizes, batch_size=batch.batch_size, epochs=run.epochs, seed=run.seed, shuffle=batch.shuffle)
         self.steps = list(steps)[: run.max_steps]
         trained = TrainedModel(self.start).to(accelerator.device)
-        self.layout = prepare_layout(
-            trained,
-            self.start,
-            tree=batch.tree,
-            fsdp=batch.fsdp,
-            checkpointing="batch.gradient_checkpointing" if batch.gradient_checkpointing else None,
-        )
-        self.budget = token_budget(batch.max_num_batched_tokens, accelerator.device)
-        self._longest_shared = 0 if self.layout.layout == "one_by_one" else longest_shared(self.start.model.config)
-        self._require_one_forward_for_each_pass()
-        (self._smallest,) = self.micro_batches([min(self.training.examples, key=lambda each: each.unique_tokens)])
         super().__init__(
             trained,
+            self.start,
             accelerator,
             run.optimizer,
             num_updates=len(self.steps),
+            tree=batch.tree,
             fsdp=batch.fsdp,
-            has_unused=trained.has_unused,
+            checkpointing=batch.gradient_checkpointing,
+            max_num_batched_tokens=batch.max_num_batched_tokens,
         )
+        self._longest_shared = 0 if self.layout.layout == "one_by_one" else longest_shared(self.start.model.config)
+        self._require_one_forward_for_each_pass()
+        (self._smallest,) = self.micro_batches([min(self.training.examples, key=lambda each: each.unique_tokens)])
 
     def examples_of(self, step: int) -> list[EncodedComparison]:
         """Return the comparisons of a step, counted from 1, on all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
@@ -79,9 +80,9 @@ class RewardRunFolder(RunFolder):
             known = ", ".join(f"{self._set}/{key}" for key in found)
             raise ConfigError(f"checkpoint.metric={self._set}/{self._metric} is not measured; known: {known}.")
 
-    def save(self) -> None:
-        """Write a checkpoint to resume from."""
-        super().save(measured=self.measured)
+    def state(self) -> dict[str, Any]:
+        """Return plain values that a checkpoint keeps."""
+        return {**super().state(), "measured": self.measured}
 
     def finish(self) -> None:
         """Write the last model."""

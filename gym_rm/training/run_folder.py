@@ -78,10 +78,13 @@ class RunFolder:
             export(self.folder / "best")
             self.best_value = value
 
-    def save(self, **state: Any) -> None:
-        """Write a checkpoint to resume from, with other plain values; the lines of its step are written before."""
-        state |= {"best": self.best_value}
-        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, state=state)
+    def state(self) -> dict[str, Any]:
+        """Return plain values that a checkpoint keeps, see `restored`."""
+        return {"best": self.best_value}
+
+    def save(self) -> None:
+        """Write a checkpoint to resume from; the lines of its step are written before."""
+        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, state=self.state())
         if self.learner.is_main:
             save_checkpoint(self.folder, checkpoint)
         self.learner.accelerator.wait_for_everyone()

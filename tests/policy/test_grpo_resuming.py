@@ -87,14 +87,6 @@ def test_a_signal_saves_and_a_finished_run_is_not_trained_again(tmp_path, monkey
     require_same_run(tmp_path / "run", uninterrupted)
 
 
-@pytest.mark.slow
-def test_a_finished_run_resumes_with_more_steps(tmp_path):
-    for steps in (2, 4):
-        train(tmp_path / "run", "optimizer.warmup_share=0", f"steps={steps}")
-    train(tmp_path / "whole", "optimizer.warmup_share=0")
-    require_same_run(tmp_path / "run", tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

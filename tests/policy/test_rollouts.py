@@ -207,13 +207,3 @@ def test_verdicts_are_those_of_the_rows_and_components_only_those_that_a_row_has
     rollouts = Run(tmp_path, scorer=graded).step()
     assert [rollout.verdicts for rollout in rollouts] == [{"math/verdict": f"verdict {row}"} for row in range(16)]
     assert all(rollout.components == {"math": 1.0} for rollout in rollouts)
-
-
-def test_a_chat_model_plays_the_user(tmp_path):
-    folder = tmp_path / "user"
-    folder.mkdir()
-    chain_models.save_chain(folder, {"\n": ["Why?"], "Why?": [chain_models.END]})
-    options = ("env.max_turns=3", f"env.respond={{model: {folder}, max_turns: 1}}")
-    rollouts = Run(tmp_path / "run", *options, prompts=[replace(each, user_turns=()) for each in PROMPTS]).step()
-    assert {len(rollout.turns) for rollout in rollouts} == {2}
-    assert {rollout.conversation[2]["content"] for rollout in rollouts} == {"Why?"}

@@ -14,7 +14,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
 from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy
 from gym_rm.policy.turn_batches import policy_batches
-from gym_rm.training.layouts import choose_layout, prepare_layout
+from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from tests.policy.turns import batched_loss, difference, gradients, gsm8k_turns, plain, plain_loss, random_turns, turn
 
 TOLERANCE = 1e-5  # relative to the largest gradient
@@ -86,7 +86,7 @@ def test_checkpointing_changes_no_gradient(name, policies, made):
     model, (turns, groups) = policy.start.model, made
     batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=60)
     expected = gradients(batched_loss(policy, batches, turns), model)
-    prepare_layout(policy, policy.start, tree=True, fsdp=False, checkpointing="checkpointing")
+    enable_checkpointing(policy, policy.start.model, layout)
     try:
         policy.train()
         got = gradients(batched_loss(policy, batches, turns), model)

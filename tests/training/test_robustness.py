@@ -32,7 +32,7 @@ def test_a_backbone_of_another_shape_is_refused_with_a_new_head(tmp_path):
 
 
 def test_a_model_without_checkpointing_of_layers_is_a_clear_error(saved_model, tmp_path):
-    with pytest.raises(ConfigError, match=r"batch\.gradient_checkpointing: XLNet"):
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing: XLNet"):
         open_run(settings_of(tmp_path, saved_model("xlnet"), None, "batch.gradient_checkpointing=true"))
 
 
