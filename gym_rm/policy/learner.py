@@ -108,16 +108,15 @@ class Learner(ParallelModel):
             groups: group of each turn `[M]`.
             chosen: indices of the turns to pack; None for all.
         """
-        model, at = self.start.model, np.arange(len(turns)) if chosen is None else chosen
-        packed = policy_batches(
-            [turns[k] for k in at.tolist()],
-            groups[at].tolist(),
+        return policy_batches(
+            turns,
+            groups,
             layout=self.layout.layout,
             max_num_batched_tokens=self.budget,
-            max_width=num_positions(model),
-            longest_shared=longest_shared(model.config),
+            max_width=num_positions(self.start.model),
+            longest_shared=longest_shared(self.start.model.config),
+            chosen=chosen,
         )
-        return [replace(batch, turns=tuple(at[list(batch.turns)].tolist()), rows=at[batch.rows]) for batch in packed]
 
     @torch.no_grad()
     def log_probs(
