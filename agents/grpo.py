@@ -54,7 +54,7 @@ from gym_rm.policy.samplers import make_sampler
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative, load_scorer
-from gym_rm.training.stop_signals import heard_signals
+from gym_rm.training.run_folder import heard_signals
 from gym_rm.types import Prompt
 
 SUM_WARNING = (

@@ -29,7 +29,7 @@ from gym_rm.training.objectives import Outcomes
 from gym_rm.training.reward_learner import RewardLearner
 from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.reward_run_folder import RewardRunFolder
-from gym_rm.training.stop_signals import heard_signals
+from gym_rm.training.run_folder import heard_signals
 
 
 def train_step(step: int, learner: RewardLearner) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, ThreadCount, settings_of
 from gym_rm.lora_settings import LoRASettings
-from gym_rm.training.reward_model_settings import Beta, OptimizerSettings
+from gym_rm.training.reward_model_settings import Beta, CheckpointSettings, OptimizerSettings
 
 
 class PolicySettings(Config):
@@ -166,13 +166,9 @@ class HeldOutSettings(Config):
     """Number of steps between measurements. The policy is always measured before the first and after the last step."""
 
 
-class PolicyCheckpointSettings(Config):
+class PolicyCheckpointSettings(CheckpointSettings):
     """What is kept."""
 
-    save_every: PositiveInt | None = None
-    """Steps between checkpoints to resume from; null for `eval.every`. Every run also saves on SIGTERM."""
-    keep_best: Flag = True
-    """Keep the best policy by `metric`, besides the last one."""
     metric: Literal["reward_mean", "accuracy"] | None = None
     """Metric of the held-out prompts; null for accuracy if the prompts have answers, else reward_mean."""
 

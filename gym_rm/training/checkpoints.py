@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -140,15 +139,6 @@ def _digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def _changed_files(folder: Path) -> list[str]:
-    """Return the files of a checkpoint that are not as they were written."""
-    try:
-        written = json.loads((folder / STATE).read_text(encoding="utf-8"))["digests"]
-        return [name for name, digest in _digests(folder).items() if digest != written[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{STATE} ({type(error).__name__}: {error})"]
-
-
 def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: int) -> Checkpoint | None:
     """Return the last checkpoint of a run, or None; all ranks read the folder that the main process found.
 
@@ -157,9 +147,7 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: i
     Raises:
         ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
     """
-    folder = max((run / CHECKPOINTS).glob("step-*"), default=None)
-    changed = _changed_files(folder) if folder is not None and PartialState().is_main_process else []
-    folder, changed = broadcast_object_list([folder, changed])
+    (folder,) = broadcast_object_list([max((run / CHECKPOINTS).glob("step-*"), default=None)])
     if folder is None:
         if (run / "final").exists():
             raise ConfigError(
@@ -170,10 +158,10 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: i
             logger.warning("%s has no checkpoint; the run begins again, with the settings of this command.", run)
         return None
     try:
-        if changed:
-            raise ValueError(f"not as it was written: {', '.join(changed)}")
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        del values["digests"]
+        written = values.pop("digests")
+        if changed := [name for name, digest in _digests(folder).items() if digest != written[name]]:
+            raise ValueError(f"not as it was written: {', '.join(changed)}")
         checkpoint = Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 from gym_rm.reports.runs import flat
 from gym_rm.training.checkpoints import checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import ParallelModel
+
+NOTICE = b"\nThe run saves and stops after this step; a second Ctrl-C stops it at once.\n"
 
 
 class RunFolder:
@@ -89,7 +94,7 @@ class RunFolder:
             save_checkpoint(self.folder, checkpoint)
         self.learner.accelerator.wait_for_everyone()
 
-    def stop_for(self, heard: Signals | None) -> Signals | None:
+    def stop_for(self, heard: signal.Signals | None) -> signal.Signals | None:
         """Return the signal for which the run stops now, if a rank was sent one; all ranks must call this."""
         signals = [each for each in self.learner.gathered([heard]) if each is not None]
         return signals[0] if signals and self.step < self.num_steps else None
@@ -98,3 +103,32 @@ class RunFolder:
         """Close the trackers, and let other processes use the folder."""
         self.learner.end_training()
         release_folder(self.folder)
+
+
+@contextlib.contextmanager
+def heard_signals() -> Iterator[Callable[[], signal.Signals | None]]:
+    """Yield a function that returns which signal came, SIGTERM or SIGINT (Ctrl-C), or None.
+
+    After the first signal, the next one ends the process at once, as SIGKILL does. Only the main thread hears signals.
+    """
+    heard: list[signal.Signals] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def hear(number: int, frame: Any) -> None:
+        heard.append(signal.Signals(number))
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            os.write(2, NOTICE)  # a handler must not use buffered streams
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in numbers:
+        signal.signal(number, hear)
+    try:
+        yield lambda: heard[0] if heard else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
