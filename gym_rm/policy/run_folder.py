@@ -16,8 +16,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollout_metrics import rollout_metrics
-from gym_rm.policy.rollouts import Rollout
+from gym_rm.policy.rollouts import Rollout, rollout_metrics
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
 from gym_rm.scorer import Scorer, provenance_of

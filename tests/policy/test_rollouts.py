@@ -14,9 +14,8 @@ from agents import grpo
 from gym_rm.errors import ConfigError
 from gym_rm.policy.advantages import zero_variance_groups
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollout_metrics import rollout_metrics
 from gym_rm.policy.rollout_schedule import RolloutSchedule
-from gym_rm.policy.rollouts import RolloutTable
+from gym_rm.policy.rollouts import RolloutTable, rollout_metrics
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.runs import read_run
 from gym_rm.scorer import load_scorer
