@@ -47,13 +47,13 @@ def test_a_run_with_replicas_of_the_reward_model_has_the_same_rewards(tmp_path):
 
 
 def test_the_script_learns_and_saves_plain_folders_and_prints_a_table(tmp_path, monkeypatch, capsys):
-    options = ("steps=10", "env.num_prompts=16", "eval.num_prompts=64", "eval.every=10", f"output={tmp_path / 'run'}")
+    options = ("steps=5", "env.num_prompts=16", "eval.num_prompts=64", "eval.every=5", f"output={tmp_path / 'run'}")
     monkeypatch.setattr("sys.argv", ["grpo.py", *options])
     with pytest.raises(SystemExit, match="0"):
         grpo.main()
     assert "checked without the reward model" in capsys.readouterr().out
     run = read_run(tmp_path / "run")
-    assert run.settings["steps"] == 10
+    assert run.settings["steps"] == 5
     assert run.held_out[-1]["reward_mean"] > run.held_out[0]["reward_mean"] + 0.5
     assert run.held_out[-1]["accuracy"] > run.held_out[0]["accuracy"]
     before = AutoModelForCausalLM.from_pretrained(ROOT / "gym_rm" / "assets" / "policy")
@@ -67,7 +67,7 @@ def test_the_script_learns_and_saves_plain_folders_and_prints_a_table(tmp_path, 
 
 def test_the_same_seed_repeats_a_run(tmp_path):
     def curve(name, seed):
-        run = train(tmp_path / name, "steps=2", f"seed={seed}")
+        run = train(tmp_path / name, "steps=2", "eval.num_prompts=0", f"seed={seed}")
         return [(row["reward_mean"], row["loss"], row["kl"]) for row in run.training]
 
     first, again, other = curve("a", 3), curve("b", 3), curve("c", 4)
