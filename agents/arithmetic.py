@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
+from short_programs import imitate
 
 from gym_rm.data.prompts import load_prompts
 from gym_rm.data.tools import UNREADABLE
 from gym_rm.envs.tools.formats import hermes
-from gym_rm.policy.trained_policy import open_policy
 
 # Calls and results in the format of Hermes and Qwen; only the names and arguments of the tools, for a small vocabulary.
 TEMPLATE = """\
@@ -121,7 +120,9 @@ def dialogue(rng: random.Random, *, careful: bool) -> tuple[list[dict[str, Any]]
     ], tools
 
 
-def tokens_of(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[list[int]]:
+def tokens_of(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> tuple[list[int], list[int]]:
     """Return the tokens of a dialogue and its labels: what the assistant wrote, -100 elsewhere."""
     write = functools.partial(tokenizer.apply_chat_template, tools=tools, return_dict=False)
     tokens, labels = write(messages), []
@@ -130,7 +131,7 @@ def tokens_of(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[s
             start = len(write(messages[:number], add_generation_prompt=True))
             end = len(write(messages[: number + 1])) - 1  # without the line break after its end token
             labels += [-100] * (start - len(labels)) + tokens[start:end]
-    return [tokens, labels + [-100] * (len(tokens) - len(labels))]
+    return tokens, labels + [-100] * (len(tokens) - len(labels))
 
 
 def write_prompts(path: Path, rng: random.Random) -> None:
@@ -139,37 +140,18 @@ def write_prompts(path: Path, rng: random.Random) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_policy(folder: Path, rng: random.Random) -> None:
-    """Train the embedded policy on dialogues of the careless user, and save it."""
-    policy = open_policy(None)
-    model, tokenizer = policy.model, policy.tokenizer
-    tokenizer.chat_template = TEMPLATE
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
-    for step in range(STEPS):
-        dialogues = [dialogue(rng, careful=step < CAREFUL_STEPS) for _ in range(BATCH_SIZE)]
-        rows = [torch.tensor(tokens_of(tokenizer, *each)) for each in dialogues]
-        length = max(row.shape[1] for row in rows)
-        tokens, labels = (
-            torch.stack([pad(row[part], (0, length - row.shape[1]), value=fill) for row in rows])
-            for part, fill in ((0, 0), (1, -100))
-        )
-        loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        if step % 50 == 0:
-            print(f"step {step}/{STEPS}: loss {loss.item():.3f}")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
     write_prompts(folder / "prompts.jsonl", random.Random(1))
-    write_policy(folder / "policy", random.Random(2))
+    rng = random.Random(2)
+
+    def example(tokenizer: Any, step: int) -> tuple[list[int], list[int]]:
+        return tokens_of(tokenizer, *dialogue(rng, careful=step < CAREFUL_STEPS))
+
+    imitate(
+        folder / "policy", example, steps=STEPS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE, template=TEMPLATE
+    )
     print(f"wrote {folder}; train with: gym-rm grpo --config tool")
 
 

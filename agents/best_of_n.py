@@ -35,7 +35,7 @@ from gym_rm.evaluation.best_of_n import expected_best, kl_bound
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.grpo_settings import settings_help
-from gym_rm.policy.rollouts import RolloutBatch
+from gym_rm.policy.rollout_batch import RolloutBatch
 from gym_rm.policy.trained_policy import open_policy
 
 REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"

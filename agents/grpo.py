@@ -38,27 +38,50 @@ from transformers.utils import logging as transformers_logging
 
 import gym_rm
 from gym_rm.config import load_config, settings_file
+from gym_rm.data.prompts import load_prompts
+from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
-from gym_rm.policy.defaults import fill_defaults, open_scorer, read_prompts
 from gym_rm.policy.estimate import estimate, zero_variance_groups
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.losses import policy_loss, update_metrics
-from gym_rm.policy.phase_timer import PhaseTimer
+from gym_rm.policy.rollout_batch import RolloutBatch
 from gym_rm.policy.rollout_schedule import RolloutSchedule
-from gym_rm.policy.rollouts import RolloutBatch, RolloutTable
-from gym_rm.policy.run_folder import RunFolder
+from gym_rm.policy.rollouts import RolloutTable
+from gym_rm.policy.run_folder import GRPORunFolder
 from gym_rm.policy.samplers import make_sampler
+from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative
-from gym_rm.training.stop_signals import heard_signals
+from gym_rm.scorers.load import load_scorer
+from gym_rm.training.run_folder import heard_signals
 from gym_rm.types import Prompt
 
 SUM_WARNING = (
     "advantage.steps=sum pays for more steps: policies then split or pad their replies (PURE, arXiv 2504.15275). Watch "
     "steps_per_reply, or use advantage.steps=min."
 )
+
+
+class PhaseTimer:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase."""
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
 
 # --- a step ----------------------------------------------------------------------------------------------------------
 
@@ -126,6 +149,52 @@ def groups_of_updates(settings: GRPOSettings, step: int) -> Iterator[np.ndarray]
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
+def read_prompts(settings: GRPOSettings) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the prompts to train on and those to measure on."""
+    prompts, options = list(load_prompts(settings.env.prompts)), settings.eval
+    if options.prompts is not None:
+        return prompts, list(load_prompts(options.prompts))[: options.num_prompts]
+    count = min(options.num_prompts, len(prompts) // 4)
+    return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
+
+
+def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
+    """Return the reward model, on the device of this process unless its options say where it is.
+
+    Raises:
+        ConfigError: it cannot be loaded, or cannot sleep.
+    """
+    options: dict[str, Any] = dict(settings.env.reward_model_kwargs)
+    placed = {"device", "device_map", "num_replicas", "tensor_parallel_size", "fsdp_size", "executor"} & options.keys()
+    # A URL and `module:function` have a colon.
+    named = settings.env.reward_model
+    local = named is None or (isinstance(named, str) and ":" not in named.removeprefix("embedded:"))
+    if device.type == "cuda" and local and not placed:
+        options["device"] = str(device)
+    try:
+        scorer: Scorer = load_scorer(settings.env.reward_model, **options)
+    except ConfigError as error:
+        raise ConfigError(f"env.reward_model={settings.env.reward_model!r:.200}: {error}") from error
+    if settings.env.sleep and not hasattr(scorer, "sleep"):
+        raise ConfigError(f"env.sleep=true needs a reward model that can sleep; {type(scorer).__name__} cannot.")
+    return scorer
+
+
+def fill_defaults(settings: GRPOSettings) -> GRPOSettings:
+    """Return the settings with every `null` replaced that has a default."""
+    embedded = settings.policy.model in (None, EMBEDDED)
+    max_new_tokens = settings.sampling.max_new_tokens or (24 if embedded else 512)
+    learning_rate = settings.optimizer.learning_rate or (5e-4 if embedded else 1e-6)
+    return settings.model_copy(
+        update={
+            "output": settings.output or f"outputs/grpo-{time.strftime('%Y%m%d-%H%M%S')}",
+            "threads": settings.threads or (1 if embedded else torch.get_num_threads()),
+            "sampling": settings.sampling.model_copy(update={"max_new_tokens": max_new_tokens}),
+            "optimizer": settings.optimizer.model_copy(update={"learning_rate": learning_rate}),
+        }
+    )
+
+
 def make_envs(settings: GRPOSettings, prompts: Sequence[Prompt], scorer: Scorer, num_envs: int, group_size: int) -> Any:
     """Return environments that share a reward model, and end episodes without starting new ones."""
     return gym.make_vec(
@@ -154,11 +223,11 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     schedule = RolloutSchedule(settings, learner, num_prompts=len(prompts), num_held_out=len(held_out))
     scorer = open_scorer(settings, learner.device)
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
-    sampler, timer = make_sampler(settings, learner), PhaseTimer()
+    (sampler, update_weights), timer = make_sampler(settings, learner), PhaseTimer()
 
     def roll_out(step: int) -> RolloutTable:
         """Return this rank's rollouts of a step."""
-        sampler.update_weights()
+        update_weights()
         table = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
             if not (groups := zero_variance_groups(table, settings)).size:
@@ -170,12 +239,12 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
-            sampler.update_weights()
+            update_weights()
             parts = learner.gathered([play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())])
             rollouts = RolloutTable.joined(parts).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
-    run = RunFolder(settings, learner, scorer, (prompts, held_out))
+    run = GRPORunFolder(settings, learner, scorer, (prompts, held_out))
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
         for part in (run, envs, sampler):

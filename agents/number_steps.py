@@ -18,9 +18,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from short_programs import imitate
+from short_programs import imitate, question_with_reply
 from three_numbers import Question, sample_question
 
 import gym_rm
@@ -101,9 +102,10 @@ def main(folder: Path) -> None:
 
     rng = random.Random(2)
 
-    def example() -> tuple[str, str]:
+    def example(tokenizer: Any, step: int) -> tuple[list[int], list[int]]:
         question = sample_question(rng, held_out=False)
-        return question.text, "\n\n".join(careless_reply(question, rng, slips=0.4, most=4))
+        said = "\n\n".join(careless_reply(question, rng, slips=0.4, most=4))
+        return question_with_reply(tokenizer, question.text, said)
 
     imitate(folder / "policy", example)
     print(f"wrote {folder}; train the reward model with: gym-rm train steps")

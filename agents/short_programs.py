@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,36 +65,53 @@ def write_prompts(path: Path, rng: random.Random) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def imitate(folder: Path, example: Callable[[], tuple[str, str]]) -> None:
-    """Train the embedded policy on examples of questions with replies, and save it."""
+def imitate(
+    folder: Path,
+    example: Callable[[Any, int], tuple[list[int], list[int]]],
+    *,
+    steps: int = STEPS,
+    batch_size: int = BATCH_SIZE,
+    learning_rate: float = LEARNING_RATE,
+    template: str | None = None,
+) -> None:
+    """Train the embedded policy on examples, and save it.
+
+    Args:
+        folder: where it is saved.
+        example: `example(tokenizer, step)` returns the tokens of a dialogue and its labels, -100 where none is learned.
+        steps, batch_size, learning_rate: number of steps, their size, and the first learning rate.
+        template: chat template of the policy; None for that of the embedded one.
+    """
     policy = open_policy(None)
     model, tokenizer = policy.model, policy.tokenizer
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
-    for step in range(STEPS):
-        rows = []
-        for text, said in (example() for _ in range(BATCH_SIZE)):
-            asked = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-            )
-            reply = tokenizer(said)["input_ids"] + [tokenizer.eos_token_id]
-            rows.append((asked, reply))
-        length = max(len(asked) + len(reply) for asked, reply in rows)
-        tokens, labels = torch.zeros(2, BATCH_SIZE, length, dtype=torch.int64)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    for step in range(steps):
+        rows = [example(tokenizer, step) for _ in range(batch_size)]
+        length = max(len(row_tokens) for row_tokens, _ in rows)
+        tokens, labels = torch.zeros(2, batch_size, length, dtype=torch.int64)
         labels -= 100
-        for row, (asked, reply) in enumerate(rows):
-            end = len(asked) + len(reply)
-            tokens[row, :end] = torch.tensor(asked + reply)
-            labels[row, len(asked) : end] = torch.tensor(reply)
+        for row, (row_tokens, row_labels) in enumerate(rows):
+            tokens[row, : len(row_tokens)] = torch.tensor(row_tokens)
+            labels[row, : len(row_labels)] = torch.tensor(row_labels)
         loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step % 50 == 0:
-            print(f"step {step}/{STEPS}: loss {loss.item():.3f}")
+            print(f"step {step}/{steps}: loss {loss.item():.3f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def question_with_reply(tokenizer: Any, text: str, said: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of a question and a reply, and the labels: those of the reply."""
+    messages = [{"role": "user", "content": text}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    reply = tokenizer(said)["input_ids"] + [tokenizer.eos_token_id]
+    return asked + reply, [-100] * len(asked) + reply
 
 
 def main(folder: Path) -> None:
@@ -103,9 +121,9 @@ def main(folder: Path) -> None:
     rng = random.Random(2)
     asked = questions()
 
-    def example() -> tuple[str, str]:
+    def example(tokenizer: Any, step: int) -> tuple[list[int], list[int]]:
         text, body = rng.choice(asked)
-        return text, careless(body, rng)
+        return question_with_reply(tokenizer, text, careless(body, rng))
 
     imitate(folder / "policy", example)
     print(f"wrote {folder}; train with: gym-rm grpo --config code")

@@ -183,8 +183,6 @@ def task_of(name: str, args: argparse.Namespace, folder: Path) -> Task:
 
 def train_ours(task: Task, watch: Stopwatch) -> Run:
     from agents import grpo
-    from gym_rm.policy.defaults import fill_defaults
-    from gym_rm.policy.phase_timer import PhaseTimer
 
     run, step = Run(), grpo.train_step
 
@@ -197,7 +195,7 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
         watch.next_step()
         return table, *results
 
-    class Timer(PhaseTimer):
+    class Timer(grpo.PhaseTimer):
         """Measures processor time beside wall time."""
 
         def measure(self, phase: str) -> Any:
@@ -216,7 +214,7 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
             | {"max_num_batched_tokens": task.batch_tokens},
             "eval": {"num_prompts": 0, "every": task.steps + 1},
         }  # fmt: skip
-        settings = fill_defaults(gym_rm.config.load_config(grpo.GRPOSettings, values))
+        settings = grpo.fill_defaults(gym_rm.config.load_config(grpo.GRPOSettings, values))
         assert (settings.optimizer.betas, settings.optimizer.schedule) == (BETAS, "constant")
         console = Console(quiet=True)
         grpo.train(settings, console)

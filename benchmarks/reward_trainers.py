@@ -15,9 +15,10 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from agents.train_reward_model import train_step
 from gym_rm.config import load_config
+from gym_rm.training.reward_learner import RewardLearner
 from gym_rm.training.reward_model_settings import RewardModelTraining
-from gym_rm.training.trainer import Trainer
 from gym_rm.types import Message
 
 
@@ -75,15 +76,15 @@ def train_ours(job: Job, *, tree: bool = True, precision: str = "no") -> Run:
             "batch": {"batch_size": job.batch_size, "shuffle": False, "precision": precision, "tree": tree},
             "optimizer": {"learning_rate": job.learning_rate, "schedule": "linear", "warmup_share": 0.0},
         }  # fmt: skip
-        trainer = Trainer(load_config(RewardModelTraining, settings))
+        learner = RewardLearner(load_config(RewardModelTraining, settings))
         expected = [ids for pair in job.pairs for ids in pair.ids]
-        read = [s.input_ids.tolist() for example in trainer.training.examples for s in example.sequences]
+        read = [s.input_ids.tolist() for example in learner.training.examples for s in example.sequences]
         assert read == expected, "gym_rm reads other token ids than the template gives"
-        run = Run(trainer.start.model)
+        run = Run(learner.start.model)
         wall, processor = time.perf_counter(), time.process_time()
-        for _ in range(len(trainer.steps)):
+        for step in range(1, len(learner.steps) + 1):
             started = time.perf_counter()
-            run.losses.append(trainer.train_step()["loss"])
+            run.losses.append(train_step(step, learner)["loss"])
             run.step_seconds.append(time.perf_counter() - started)
         run.wall, run.processor = time.perf_counter() - wall, time.process_time() - processor
         run.model.eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gym_rm.cli.console import fail, quiet_loading, stderr, warn
-from gym_rm.config import load_config, settings_file
+from gym_rm.config import load_config, settings_file, shipped_folder
 from gym_rm.errors import ConfigError
 
 EXAMPLE = """\
@@ -58,21 +58,24 @@ def train(
     except ConfigError as error:
         fail(error, 2)
     quiet_loading()
-    from gym_rm.training.trainer import Finished, Trainer  # imported here because importing torch is slow
+    from gym_rm.training.reward_learner import RewardLearner  # imported here because importing torch is slow
+    from gym_rm.training.reward_run_folder import RewardRunFolder
 
-    trainer = Trainer(settings)
-    main = trainer.accelerator.is_main_process
+    settings = settings.with_output()
+    learner = RewardLearner(settings)
+    run, main = RewardRunFolder(settings, learner), learner.is_main
     if settings.model.path is None and main:
         warn(
             "training goes on from the small reward model that is part of the package, because model.path is "
             "missing; pass a folder or hub id, with model.new_head=true if the model has no head."
         )
-    if trainer.step and main:
-        stderr.print(f"resuming after step {trainer.step} of {len(trainer.steps)}")
-    with _progress(trainer.step, len(trainer.steps), shown=main) as report:
-        finished: Finished = trainer.run(report)
+    if run.step and main:
+        stderr.print(f"resuming after step {run.step} of {run.num_steps}")
+    agent = runpy.run_path(str(shipped_folder("agents") / "train_reward_model.py"))
+    with _progress(run.step, run.num_steps, shown=main) as report:
+        agent["train"](run, report)
     if main:
-        _print_result(finished)
+        _print_result(run)
 
 
 @contextlib.contextmanager
@@ -97,13 +100,13 @@ def _short(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{shown.get(name, name)} {metrics[name]:.3g}" for name in names if name in metrics)
 
 
-def _print_result(finished: Any) -> None:
-    if finished.metrics:
+def _print_result(run: Any) -> None:
+    if run.measured:
         names = ("loss", "accuracy", "ties", "margin_mean", "calibration_error", "length_correlation", "step_accuracy")
-        kept = [name for name in names if any(name in each for each in finished.metrics.values())]
-        table = Table("set", *kept, title=f"after {finished.steps} steps")
-        for name, metrics in finished.metrics.items():
+        kept = [name for name in names if any(name in each for each in run.measured.values())]
+        table = Table("set", *kept, title=f"after {run.step} steps")
+        for name, metrics in run.measured.items():
             table.add_row(name, *(f"{metrics[key]:.4f}" if key in metrics else "" for key in kept))
         stderr.print(table)
-    best = f", best model: {finished.best}" if finished.best is not None else ""
-    typer.echo(f"last model: {os.fspath(finished.model)}{best}")
+    best = f", best model: {run.folder / 'best'}" if run.best_value is not None else ""
+    typer.echo(f"last model: {run.folder / 'final'}{best}")

@@ -235,7 +235,7 @@ class LocalSampler:
             logger.warning("%s differs from the forward of %s by %.1e", type(decoder).__name__, name, difference)
         raise ConfigError(
             f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from its "
-            f"forward's by {difference:.1e}; use a server (sampling.engine='vllm')."
+            f"forward's by {difference:.1e}; use a server (sampling.server)."
         )
 
 

@@ -67,7 +67,9 @@ def _of_turns(table: RolloutTable, rewards: Array, settings: GRPOSettings) -> Ar
         groups = table.column("group")
         of_turns: Array = estimators.estimate_advantages(rewards, groups, **choice)[table.owners]
         return of_turns
-    turn_rewards = [rollout.rewards_with(reward) for rollout, reward in zip(table.rollouts, rewards, strict=True)]
+    turn_rewards = [[turn.reward for turn in rollout.turns] for rollout in table.rollouts]
+    for of_episode, rollout, reward in zip(turn_rewards, table.rollouts, rewards, strict=True):
+        of_episode[-1] += reward - rollout.reward  # penalties are taken from the last turn
     numbers = np.concatenate([np.arange(len(each)) for each in turn_rewards])
     to_go = np.concatenate([estimators.rewards_to_go(each) for each in turn_rewards])
     return estimators.estimate_advantages(to_go, table.groups * settings.env.max_turns + numbers, **choice)

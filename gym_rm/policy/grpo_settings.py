@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, ThreadCount, settings_of
 from gym_rm.lora_settings import LoRASettings
-from gym_rm.training.reward_model_settings import Beta, OptimizerSettings
+from gym_rm.training.reward_model_settings import Beta, CheckpointSettings, OptimizerSettings
 
 
 class PolicySettings(Config):
@@ -38,25 +38,14 @@ class SamplingSettings(Config):
     """Sampling temperature; log-probabilities are computed at this temperature too."""
     max_num_seqs: PositiveInt | None = None
     """Number of completions sampled at a time; null for all."""
-    engine: Literal["auto", "vllm"] = "auto"
-    """`auto` samples in this process, for Llama-like models with the package's own decoding where it equals the model's
-    own; `vllm` is a server at `server`."""
     server: str | None = None
-    """Address of the server of vLLM that samples, such as http://127.0.0.1:8000. It gets new weights through files in
-    `weights_folder`, so both must see this folder."""
+    """Address of a server of vLLM that samples, such as http://127.0.0.1:8000. It gets new weights through files in
+    `weights_folder`, so both must see this folder. null samples in this process, for Llama-like models with the
+    package's own decoding where it equals the model's own."""
     server_key: str | None = None
     """Name of the environment variable with the key of the server."""
     weights_folder: str | None = None
     """Folder through which a server gets new weights; null for a folder in the run's own."""
-
-    @pydantic.model_validator(mode="after")
-    def _require_server(self) -> SamplingSettings:
-        if (self.engine == "vllm") != (self.server is not None):
-            raise ValueError(
-                f"engine={self.engine!r} and server={self.server!r} do not fit: the engine vllm needs the address of "
-                "its server, and the others have none"
-            )
-        return self
 
 
 class RolloutEnvSettings(Config):
@@ -177,13 +166,9 @@ class HeldOutSettings(Config):
     """Number of steps between measurements. The policy is always measured before the first and after the last step."""
 
 
-class PolicyCheckpointSettings(Config):
+class PolicyCheckpointSettings(CheckpointSettings):
     """What is kept."""
 
-    save_every: PositiveInt | None = None
-    """Steps between checkpoints to resume from; null for `eval.every`. Every run also saves on SIGTERM."""
-    keep_best: Flag = True
-    """Keep the best policy by `metric`, besides the last one."""
     metric: Literal["reward_mean", "accuracy"] | None = None
     """Metric of the held-out prompts; null for accuracy if the prompts have answers, else reward_mean."""
 
@@ -202,9 +187,6 @@ class GRPOSettings(Config):
     """Where to send metrics, besides `metrics.csv`."""
     threads: ThreadCount | None = None
     """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
-    plan: str | None = None
-    """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of
-    batches that are null or not set; a setting that exceeds the plan is an error."""
     policy: PolicySettings = PolicySettings()
     sampling: SamplingSettings = SamplingSettings()
     env: RolloutEnvSettings = RolloutEnvSettings()

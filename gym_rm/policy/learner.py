@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.loading.trial import max_batchable_length
-from gym_rm.errors import logger
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.losses import LossInputs, LossTerms, token_weights
@@ -30,8 +29,7 @@ from gym_rm.policy.rollouts import RolloutTable, RolloutTurn
 from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
-from gym_rm.training.layouts import choose_layout, enable_checkpointing
-from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
+from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard
 
 
 @dataclass(frozen=True)
@@ -79,27 +77,26 @@ class Learner(ParallelModel):
         self.start = open_policy(policy.model, lora=policy.lora, dtype=dtype, seed=run.seed)
         self.unsharded: Any = copy.deepcopy(self.start.trained) if options.fsdp else self.start.trained
         self.policy = TrainedPolicy(self.start, temperature=run.sampling.temperature).to(self.device)
-        fuse = not (options.fsdp or policy.lora is not None)
-        self.layout = choose_layout(self.policy, self.start.model, tree=options.tree, fuse=fuse)
-        logger.info("training %s with %s", self.start.name, self.layout)
-        if policy.gradient_checkpointing:
-            decoders, option = self.policy.decoders, "policy.gradient_checkpointing"
-            enable_checkpointing(self.start.model, decoders, self.layout, option=option)
-        self.budget = token_budget(options.max_num_batched_tokens, self.device)
         self.measures_kl = bool(loss.kl_coef or loss.measure_kl)
         self.reference: TrainedPolicy | None = None
         if self.measures_kl and self.start.peft is None:
             self.reference = copy.deepcopy(self.policy).requires_grad_(False)
-            if options.fsdp:
-                shard(self.reference, self.reference.model, accelerator)
         super().__init__(
             self.policy,
+            self.start,
             accelerator,
             options,
             num_updates=run.steps * options.updates_per_step * options.epochs,
+            tree=options.tree,
             fsdp=options.fsdp,
-            has_unused=self.policy.has_unused,
+            checkpointing=policy.gradient_checkpointing,
+            max_num_batched_tokens=options.max_num_batched_tokens,
         )
+        if self.reference is not None:
+            for decoder in self.reference.decoders:
+                decoder.fuse = self.layout.fuse
+            if options.fsdp:
+                shard(self.reference, self.reference.model, accelerator)
 
     def batches(
         self, turns: Sequence[RolloutTurn], groups: NDArray[Any], *, chosen: NDArray[Any] | None = None
@@ -111,16 +108,15 @@ class Learner(ParallelModel):
             groups: group of each turn `[M]`.
             chosen: indices of the turns to pack; None for all.
         """
-        model, at = self.start.model, np.arange(len(turns)) if chosen is None else chosen
-        packed = policy_batches(
-            [turns[k] for k in at.tolist()],
-            groups[at].tolist(),
+        return policy_batches(
+            turns,
+            groups,
             layout=self.layout.layout,
             max_num_batched_tokens=self.budget,
-            max_width=num_positions(model),
-            max_batchable_length=max_batchable_length(model.config),
+            max_width=num_positions(self.start.model),
+            max_batchable_length=max_batchable_length(self.start.model.config),
+            chosen=chosen,
         )
-        return [replace(batch, turns=tuple(at[list(batch.turns)].tolist()), rows=at[batch.rows]) for batch in packed]
 
     @torch.no_grad()
     def log_probs(

@@ -11,7 +11,7 @@ from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollouts import RolloutBatch
+from gym_rm.policy.rollout_batch import RolloutBatch
 
 TRAINING, HELD_OUT = 0, 1  # streams of random numbers
 

@@ -6,8 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
-from signal import Signals
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -18,22 +16,19 @@ from gym_rm.errors import ConfigError
 from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollout_metrics import rollout_metrics
-from gym_rm.policy.rollouts import Rollout
+from gym_rm.policy.rollouts import Rollout, rollout_metrics
 from gym_rm.policy.trained_policy import EMBEDDED
-from gym_rm.reports.runs import Phase, Run, RunWriter, flat, read_run
+from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
 from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.scorers.function import revision_of_function
-from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
-from gym_rm.training.parallel_model import start_trackers
-from gym_rm.training.stop_signals import first_signal
+from gym_rm.training.run_folder import RunFolder
 from gym_rm.types import Prompt
 
 LOGGED_GROUPS = 4  # groups of a step whose conversations are written
 
 
-class RunFolder:
-    """The folder of a run. All ranks make one and call its methods; the main process writes.
+class GRPORunFolder(RunFolder):
+    """The folder of a GRPO run; see `RunFolder`.
 
     Args:
         settings: settings of the run, without `null` where there is a default.
@@ -41,12 +36,11 @@ class RunFolder:
         scorer: the reward model; a run is resumed only with the same, and with the same prompts.
         prompts: training and held-out prompts.
 
-    Attributes:
-        step: number of steps that are done.
-
     Raises:
         ConfigError: the folder is used by another process, or has a run with other settings.
     """
+
+    learner: Learner
 
     def __init__(
         self,
@@ -55,44 +49,27 @@ class RunFolder:
         scorer: Scorer,
         prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
     ) -> None:
-        assert settings.output is not None
-        self.settings, self.learner, self.folder = settings, learner, Path(settings.output)
-        made = provenance_of(scorer)
-        self._identity = {
+        answers = any(prompt.answer is not None for prompt in prompts[1])
+        self.settings, self.metric = settings, settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
+        if self.metric == "accuracy" and not answers:
+            raise ConfigError("checkpoint.metric='accuracy': the held-out prompts have no answers; use reward_mean.")
+        made, plain = provenance_of(scorer), settings.model_dump(mode="json")
+        identity = {
             **curve_settings(settings),
             "contents of prompts": _digest(prompts),
             "reward model": None if made is None else to_plain(made.identity),
             **broadcast_object_list([_revisions(settings) if learner.is_main else {}])[0],
         }
-        answers = any(prompt.answer is not None for prompt in prompts[1])
-        self.metric = settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
-        if self.metric == "accuracy" and not answers:
-            raise ConfigError("checkpoint.metric='accuracy': the held-out prompts have no answers; use reward_mean.")
-        if learner.is_main:
-            lock_folder(self.folder, settings.model_dump(exclude={"output"}))
-        self.best = BestModel(self.folder / "best", higher_is_better=True)
-        self.step = 0
-        checkpoint = checkpoint_to_resume(self.folder, self._identity, steps=settings.steps)
-        if checkpoint is not None:
-            learner.restore(checkpoint)
-            self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
+        super().__init__(plain, learner, name="grpo", identity=identity, num_steps=settings.steps)
         self.writer: RunWriter | None = None
         if learner.is_main:
-            plain = settings.model_dump(mode="json")
             changed = settings.model_dump(mode="json", exclude_defaults=True)
-            self.writer = RunWriter(
-                self.folder, plain, changed=changed, resume_after=self.step, replace=checkpoint is None
-            )
-        start_trackers(learner.accelerator, "grpo", settings.model_dump(mode="json"))
-        learner.accelerator.wait_for_everyone()
+            replace = not self.restored
+            self.writer = RunWriter(self.folder, plain, changed=changed, resume_after=self.step, replace=replace)
 
     def history(self) -> Run | None:
         """Return what a run that is resumed has written so far; None for a new run, and on other ranks."""
         return read_run(self.folder) if self.step and self.learner.is_main else None
-
-    def is_due(self, every: int) -> bool:
-        """Return whether something that happens every so many steps happens now; it does after the last step."""
-        return self.step % every == 0 or self.step == self.settings.steps
 
     def log_step(
         self, rollouts: Sequence[Rollout], advantages: Sequence[float], metrics: Mapping[str, Any], *, seconds: float
@@ -120,36 +97,18 @@ class RunFolder:
             self._add_conversation("held_out", rollout, None)
         value = metrics.get(self.metric)
         if self.step and value is not None and self.settings.checkpoint.keep_best:
-            self.best.offer(value, self.learner.export)
+            self.keep_if_best(value, self.learner.export)
         return metrics
-
-    def save(self) -> None:
-        """Write a checkpoint to resume from; the lines of its step must be written before."""
-        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, state={"best": self.best.value})
-        if self.learner.is_main:
-            save_checkpoint(self.folder, checkpoint)
-        self.learner.accelerator.wait_for_everyone()
-
-    def stop_for(self, heard: Signals | None) -> Signals | None:
-        """Return the signal for which the run stops now, if a rank was sent one; all ranks must call this."""
-        stop = first_signal(self.learner.gathered([heard]))
-        return None if self.step == self.settings.steps else stop
 
     def finish(self) -> None:
         """Write the last policy."""
         self.learner.export(self.folder / "final")
 
-    def close(self) -> None:
-        """Close the trackers, and let other processes use the folder."""
-        self.learner.end_training()
-        release_folder(self.folder)
-
     def _log(self, phase: Phase, metrics: Mapping[str, Any]) -> None:
         """Write a line, and send its numbers to the trackers."""
         if self.writer is not None:
             self.writer.add_metrics(phase, self.step, metrics)
-        numbers = {f"{phase}/{name}": value for name, value in flat(metrics, "/") if isinstance(value, int | float)}
-        self.learner.accelerator.log(numbers, step=self.step)
+        self.track(phase, metrics)
 
     def _add_conversation(self, phase: Phase, rollout: Rollout, advantage: float | None) -> None:
         if self.writer is not None:
@@ -173,7 +132,7 @@ class RunFolder:
 
 def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
-    others: dict[str, Any] = dict.fromkeys(("output", "report_to", "threads", "checkpoint", "plan"), True)
+    others: dict[str, Any] = dict.fromkeys(("output", "report_to", "threads", "checkpoint"), True)
     others["sampling"] = {"server", "server_key", "weights_folder"}
     others["optimizer"] = {"max_num_batched_tokens", "fsdp"}
     values = settings.model_dump(mode="json", exclude={**others, "policy": {"gradient_checkpointing"}})

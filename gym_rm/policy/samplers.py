@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from gym_rm.errors import ConfigError
-from gym_rm.generation.completions import Completion, Sampler, TokenIds
+from gym_rm.generation.completions import Sampler
 from gym_rm.generation.sampling import LocalSampler, end_tokens
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
@@ -16,46 +15,17 @@ from gym_rm.policy.remote_sampler import RemoteSampler
 from gym_rm.policy.trained_policy import save_policy
 
 
-@dataclass(frozen=True)
-class PolicySampler:
-    """A sampler of a run's policy, and how it gets the weights of the learner; see `Sampler`.
+def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Callable[[], None]]:
+    """Return the sampler of a run, in this process or a server, and what gives it the weights of the learner.
 
-    Attributes:
-        has_own_weights: whether it must get the weights after every update; otherwise it reads the learner's.
-        is_server: whether it is a server, which gets weights from the main process, for all.
-    """
-
-    sampler: Sampler
-    has_own_weights: bool
-    is_server: bool
-    learner: Learner
-
-    def update_weights(self) -> None:
-        """Give the learner's weights to the sampler, if it needs them; all ranks must call this."""
-        if not self.has_own_weights:
-            return
-        if weights := self.learner.weights(keep=self.learner.is_main or not self.is_server):
-            self.sampler.update_weights(weights, version=self.learner.version)
-        if self.is_server and self.learner.world > 1:
-            self.learner.accelerator.wait_for_everyone()
-
-    def sample(self, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
-        """Sample one completion for each prompt."""
-        return self.sampler.sample(prompts, seeds=seeds)
-
-    def close(self) -> None:
-        """Close the sampler."""
-        self.sampler.close()
-
-
-def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
-    """Return the sampler of a run: in this process, with a copy of the weights if they are sharded, or a server.
+    All ranks must call the function. A sampler in this process reads the learner's own weights unless they are sharded;
+    a server gets them from the main process.
 
     Raises:
         ConfigError: the server cannot be used.
     """
     options = settings.sampling
-    if options.engine != "vllm":
+    if options.server is None:
         local = LocalSampler(
             learner.unsharded,
             learner.start.tokenizer,
@@ -64,12 +34,14 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
             max_num_seqs=options.max_num_seqs,
             copy_to=learner.device if settings.optimizer.fsdp else None,
         )
-        return PolicySampler(local, settings.optimizer.fsdp, False, learner)
-    assert options.server is not None
-    if settings.policy.model is None:
-        raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")
-    if settings.policy.lora is not None:
-        raise ConfigError(f"sampling.engine={options.engine!r} cannot be used with policy.lora; use another engine.")
+
+        def update_copy() -> None:
+            if settings.optimizer.fsdp:
+                local.update_weights(learner.weights(keep=True), version=learner.version)
+
+        return local, update_copy
+    if settings.policy.model is None or settings.policy.lora is not None:
+        raise ConfigError("sampling.server needs policy.model, the name by which it knows the policy, and no adapters.")
     key = os.environ.get(options.server_key) if options.server_key else None
     if options.server_key and key is None:
         raise ConfigError(f"sampling.server_key={options.server_key!r}: there is no such environment variable.")
@@ -86,4 +58,11 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
         temperature=options.temperature,
         api_key=key,
     )
-    return PolicySampler(server, True, True, learner)
+
+    def update_server() -> None:
+        weights = learner.weights(keep=learner.is_main)
+        if learner.is_main:
+            server.update_weights(weights, version=learner.version)
+        learner.accelerator.wait_for_everyone()
+
+    return server, update_server

@@ -43,12 +43,13 @@ class PolicyBatch:
 
 def policy_batches(
     turns: Sequence[RolloutTurn],
-    groups: Sequence[int],
+    groups: Sequence[int] | IntArray,
     *,
     layout: Layout,
     max_num_batched_tokens: int,
     max_width: int | None = None,
     max_batchable_length: int | None = None,
+    chosen: IntArray | None = None,
 ) -> list[PolicyBatch]:
     """Pack turns into trees or padded batches under a token budget; a turn that exceeds it runs alone.
 
@@ -61,22 +62,24 @@ def policy_batches(
         max_num_batched_tokens: token budget of a micro-batch, padding included.
         max_width: width that padding does not exceed.
         max_batchable_length: longest sequence that shares a batch; None for no limit.
+        chosen: indices of the turns to pack, increasing; None for all.
     """
-    sequences = [sequence_of(turn) for turn in turns]
+    at = range(len(turns)) if chosen is None else chosen.tolist()
+    sequences = {k: sequence_of(turns[k]) for k in at}
     longest = min(max_num_batched_tokens, np.inf if max_batchable_length is None else max_batchable_length)
-    alone = [k for k, each in enumerate(sequences) if layout == "one_by_one" or len(each.input_ids) > longest]
-    rest = sorted({*range(len(turns))} - {*alone})
+    alone = [k for k, each in sequences.items() if layout == "one_by_one" or len(each.input_ids) > longest]
+    rest = sorted({*at} - {*alone})
     made: list[PolicyBatch] = []
     for members, single in ((alone, True), (rest, False)):
         if not members:
             continue
-        chosen = [sequences[k] for k in members]
-        budget = max(max_num_batched_tokens, *(len(each.input_ids) for each in chosen), 1)
+        packed = [sequences[k] for k in members]
+        budget = max(max_num_batched_tokens, *(len(each.input_ids) for each in packed), 1)
         if layout == "tree":
             of_group = [int(groups[k]) for k in members]
-            plan = plan_trees(chosen, max_num_batched_tokens=budget, groups=None if single else of_group, alone=single)
+            plan = plan_trees(packed, max_num_batched_tokens=budget, groups=None if single else of_group, alone=single)
         else:
-            plan = plan_padded(chosen, max_num_batched_tokens=budget, max_width=max_width, alone=single, exact=single)
+            plan = plan_padded(packed, max_num_batched_tokens=budget, max_width=max_width, alone=single, exact=single)
         made += _of_plan(plan, turns, members)
     return made
 

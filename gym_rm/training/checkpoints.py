@@ -10,15 +10,13 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -83,41 +81,6 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-class BestModel:
-    """The best model of a run by a metric.
-
-    Args:
-        folder: where it is written.
-        higher_is_better: whether a higher value of the metric is better.
-
-    Attributes:
-        value: its metric; None if there is no model yet.
-
-    Example:
-        >>> best = BestModel(Path("run/best"), higher_is_better=True)
-        >>> [best.offer(value, lambda folder: None) for value in (0.5, 0.7, 0.1)]
-        [True, True, False]
-    """
-
-    def __init__(self, folder: Path, *, higher_is_better: bool) -> None:
-        self.folder, self.higher_is_better = folder, higher_is_better
-        self.value: float | None = None
-
-    def offer(self, value: float, export: Callable[[Path], None]) -> bool:
-        """Write the model in place of the best one if its metric is better; return whether it is.
-
-        Args:
-            value: its metric; NaN is never better.
-            export: writes the model to a folder; all ranks must call this.
-        """
-        before = -math.inf if self.value is None else self.value if self.higher_is_better else -self.value
-        if not (value if self.higher_is_better else -value) > before:
-            return False
-        export(self.folder)
-        self.value = value
-        return True
-
-
 _locks: dict[Path, int] = {}  # descriptors of the folders that this process has locked
 
 
@@ -176,26 +139,15 @@ def _digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def _changed_files(folder: Path) -> list[str]:
-    """Return the files of a checkpoint that are not as they were written."""
-    try:
-        written = json.loads((folder / STATE).read_text(encoding="utf-8"))["digests"]
-        return [name for name, digest in _digests(folder).items() if digest != written[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{STATE} ({type(error).__name__}: {error})"]
-
-
-def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) -> Checkpoint | None:
+def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: int) -> Checkpoint | None:
     """Return the last checkpoint of a run, or None; all ranks read the folder that the main process found.
 
-    `most` has the number of steps by the name of its setting, of which the run must not have more already.
+    The run must not have more than `num_steps` already.
 
     Raises:
         ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
     """
-    folder = max((run / CHECKPOINTS).glob("step-*"), default=None)
-    changed = _changed_files(folder) if folder is not None and PartialState().is_main_process else []
-    folder, changed = broadcast_object_list([folder, changed])
+    (folder,) = broadcast_object_list([max((run / CHECKPOINTS).glob("step-*"), default=None)])
     if folder is None:
         if (run / "final").exists():
             raise ConfigError(
@@ -206,10 +158,10 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) ->
             logger.warning("%s has no checkpoint; the run begins again, with the settings of this command.", run)
         return None
     try:
-        if changed:
-            raise ValueError(f"not as it was written: {', '.join(changed)}")
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        del values["digests"]
+        written = values.pop("digests")
+        if changed := [name for name, digest in _digests(folder).items() if digest != written[name]]:
+            raise ValueError(f"not as it was written: {', '.join(changed)}")
         checkpoint = Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
@@ -221,9 +173,8 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], **most: int) ->
             f"{str(run)!r} contains a run with other settings ({'; '.join(different[:5])}); use the same settings to "
             "resume it, or another output folder."
         )
-    for name, steps in most.items():
-        if checkpoint.step > steps:
-            raise ConfigError(f"{str(run)!r} has {checkpoint.step} steps already, more than {name}={steps}.")
+    if checkpoint.step > num_steps:
+        raise ConfigError(f"{str(run)!r} has {checkpoint.step} steps already, more than the {num_steps} of this run.")
     logger.info("resuming after step %d of %s", checkpoint.step, run)
     return checkpoint
 

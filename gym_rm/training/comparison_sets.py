@@ -88,18 +88,16 @@ def read_sets(
     training = [load(path, name="training") for path in settings.train]
     comparisons = [each for part in training for each in part.comparisons]
     dropped = [each for part in training for each in part.dropped]
-    parts: list[tuple[str, Sequence[Comparison]]] = [("training", comparisons)]
-    lost = {"training": dropped}
+    parts: dict[str, tuple[Sequence[Comparison], Sequence[DroppedRow]]] = {"training": (comparisons, dropped)}
     if settings.validation_share:
         kept, held_out = _divide(comparisons, settings.validation_share, seed)
-        parts = [("training", kept), (HELD_OUT, held_out)]
+        parts = {"training": (kept, dropped), HELD_OUT: (held_out, ())}
     for name, path in settings.validation.items():
         if name in (HELD_OUT, "training"):
             raise ConfigError(f"data.validation: the name {name!r} is taken; choose another one.")
         found = load(path, name=name)
-        parts.append((name, found.comparisons))
-        lost[name] = list(found.dropped)
-    return [encode(name, rows, start, loss, objectives, dropped=lost.get(name, ())) for name, rows in parts]
+        parts[name] = found.comparisons, found.dropped
+    return [encode(name, rows, start, loss, objectives, dropped=lost) for name, (rows, lost) in parts.items()]
 
 
 def warn_about_drops(sets: Sequence[EncodedSet]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,13 +102,11 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
     return forward
 
 
-def enable_checkpointing(
-    model: PreTrainedModel, decoders: Sequence[DecoderBackbone], layout: Forward, *, option: str
-) -> None:
+def enable_checkpointing(trained: Trainable, model: PreTrainedModel, layout: Forward) -> None:
     """Let the layers keep only their input, and run again in the backward (arXiv 1604.06174).
 
     Raises:
-        ConfigError: the model does not support it; the message names the option.
+        ConfigError: the model does not support it.
     """
     options: dict[str, Any] = {"use_reentrant": False}
     if layout.layout == "tree":  # the backward runs the layers again, which then attend to trees again
@@ -116,8 +114,8 @@ def enable_checkpointing(
     try:
         model.gradient_checkpointing_enable(options)
     except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error
-    for decoder in decoders:
+        raise ConfigError(f"gradient_checkpointing: {error}") from error
+    for decoder in trained.decoders:
         decoder.checkpointing = True
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -41,12 +41,12 @@ class Outcomes:
     errors: list[tuple[str, float, float]] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
 
-    def extend(self, other: Outcomes) -> None:
-        """Add the outcomes of other comparisons."""
-        self.losses += other.losses
-        self.pairs += other.pairs
-        self.errors += other.errors
-        self.steps += other.steps
+    @classmethod
+    def joined(cls, parts: Iterable[Outcomes]) -> Outcomes:
+        """Return the outcomes of all comparisons of several parts."""
+        every = list(parts)
+        names = [each.name for each in fields(cls)]
+        return cls(*([one for part in every for one in getattr(part, name)] for name in names))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; undefined ones are left out."""

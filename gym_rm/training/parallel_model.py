@@ -19,9 +19,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.runs import flat
+from gym_rm.training.adapters import Adaptable
 from gym_rm.training.checkpoints import Checkpoint
+from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.optimizers import (
     copy_into,
     load_optimizer_state,
@@ -41,27 +43,42 @@ class ParallelModel:
     Losses of micro-batches and ranks add up: divide each by what is counted over all of them.
 
     Args:
-        module: the module, on its device, with the Hugging Face model as `model`.
+        module, start: the module, on its device, and the model inside of it.
         accelerator, settings: the processes, and the optimizer.
         num_updates: number of updates of the run, for the schedule of the learning rate.
+        tree: whether shared prefixes may be merged, see `choose_layout`.
         fsdp: shard weights, gradients and optimizer states instead of copying them.
-        has_unused: whether some parameters change no value.
+        checkpointing: keep only the inputs of layers for the backward.
+        max_num_batched_tokens: token budget of a pass; None for a number that suits the device.
 
     Attributes:
         plain: the module as it was given.
+        layout, budget: how its batches run, and their token budget.
         version: number of updates that are done.
+
+    Raises:
+        ConfigError: the model does not support checkpointing.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Any,
+        start: Adaptable,
         accelerator: Accelerator,
         settings: OptimizerSettings,
         *,
         num_updates: int,
+        tree: bool,
         fsdp: bool,
-        has_unused: bool,
+        checkpointing: bool,
+        max_num_batched_tokens: int | None,
     ) -> None:
+        adapted = start.peft is not None
+        self.layout = choose_layout(module, start.model, tree=tree, fuse=not (fsdp or adapted))
+        logger.info("training %s with %s", start.name, self.layout)
+        if checkpointing:
+            enable_checkpointing(module, start.model, self.layout)
+        self.budget = max_num_batched_tokens or (TOKENS_ON_GPU if accelerator.device.type == "cuda" else TOKENS_ON_CPU)
         self.plain, self.accelerator, self.settings, self.num_updates = module, accelerator, settings, num_updates
         self.fsdp, self.version = fsdp, 0
         self._model: Any = module.model
@@ -69,7 +86,7 @@ class ParallelModel:
         if fsdp:
             shard(module, self._model, accelerator)
         elif self.world > 1:
-            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=has_unused)
+            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=module.has_unused)
             self._module = accelerator.prepare_model(module)
         self.optimizers = make_optimizers(module, settings)
 
@@ -169,6 +186,12 @@ class ParallelModel:
         load_optimizer_state(self.plain, self.optimizers, checkpoint.optimizer)
         self.version = checkpoint.version
 
+    def start_trackers(self, project: str, settings: Mapping[str, Any]) -> None:
+        """Tell the trackers, if there are any, the settings of a run, by dotted name."""
+        every = flat(settings, ".")
+        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in every}
+        self.accelerator.init_trackers(project, config=plain)
+
     def end_training(self) -> None:
         """Close the trackers, and leave the other processes.
 
@@ -179,11 +202,6 @@ class ParallelModel:
         if self.world > 1 and dist.get_backend() == "gloo":
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.barrier(async_op=True)))
         self.accelerator.end_training()
-
-
-def token_budget(max_num_batched_tokens: int | None, device: torch.device) -> int:
-    """Return the token budget of a pass: the setting, or a number that suits the device."""
-    return max_num_batched_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS_ON_CPU)
 
 
 def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool) -> Accelerator:
@@ -219,14 +237,6 @@ def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool)
         # collective: about one run in thirty then hangs at its end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     return accelerator
-
-
-def start_trackers(accelerator: Accelerator, name: str, settings: Mapping[str, Any]) -> None:
-    """Tell the trackers, if there are any, the settings of a run, by dotted name."""
-    if accelerator.log_with:
-        every = flat(settings, ".")
-        plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in every}
-        accelerator.init_trackers(name, config=plain)
 
 
 def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -106,14 +107,19 @@ class BatchSettings(Config):
     """Shard weights, gradients and optimizer states over the processes (FSDP2) instead of copying them (DDP)."""
 
 
-class RewardCheckpointSettings(Config):
+class CheckpointSettings(Config):
     """What is kept."""
 
     save_every: PositiveInt | None = None
-    """Steps between checkpoints to resume from; null for `evaluate_every`. A run also saves on SIGTERM and
-    Ctrl-C."""
+    """Steps between checkpoints to resume from; null for the steps between measurements. A run also saves on SIGTERM
+    and Ctrl-C."""
     keep_best: Flag = True
     """Keep the best model by `metric`, besides the last one."""
+
+
+class RewardCheckpointSettings(CheckpointSettings):
+    """What is kept."""
+
     metric: str | None = None
     """Metric of a validation set, such as `held_out/accuracy`; null for the loss of the first set."""
 
@@ -144,6 +150,11 @@ class RewardModelTraining(Config):
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     checkpoint: RewardCheckpointSettings = RewardCheckpointSettings()
+
+    def with_output(self) -> RewardModelTraining:
+        """Return the settings with a folder."""
+        name = self.output or f"outputs/reward-model-{time.strftime('%Y%m%d-%H%M%S')}"
+        return self.model_copy(update={"output": name})
 
 
 FREE_IN_RESUMING: Any = {

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import json
 import math
 
 import numpy as np
@@ -52,15 +51,6 @@ def test_choosing_by_the_embedded_reward_model_makes_replies_right_more_often(tm
     assert accuracies[-1] > accuracies[0] + 0.2
     assert (folder / "best_of_n.png").stat().st_size > 10_000
     assert "48 prompts" in capsys.readouterr().out
-
-
-def test_prompts_without_answers_have_a_reward_curve_only(tmp_path, monkeypatch, capsys):
-    path, folder = tmp_path / "prompts.jsonl", tmp_path / "run"
-    path.write_text("".join(json.dumps({"prompt": f"Tell me about {number}."}) + "\n" for number in range(4)))
-    monkeypatch.setattr("sys.argv", ["best_of_n.py", "n=3", f"prompts={path}", f"output={folder}", "max_new_tokens=4"])
-    best_of_n.main()
-    assert "4 prompts" in capsys.readouterr().out
-    assert "accuracy" not in (folder / "best_of_n.csv").read_text()
 
 
 def test_a_wrong_setting_is_one_line_and_help_lists_every_setting(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from agents import grpo
 from gym_rm.config import load_config
-from gym_rm.policy.defaults import fill_defaults
 from gym_rm.policy.grpo_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,7 @@ SMALL = (
 
 
 def settings_of(folder: Path, *overrides: str) -> GRPOSettings:
-    return fill_defaults(load_config(GRPOSettings, None, [*SMALL, f"output={folder}", *overrides]))
+    return grpo.fill_defaults(load_config(GRPOSettings, None, [*SMALL, f"output={folder}", *overrides]))
 
 
 def train(folder: Path, *overrides: str) -> Any:

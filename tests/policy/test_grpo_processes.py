@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.policy.policy_runs import ROOT, SMALL, curve, finished, require_same_run, start
+from tests.policy.policy_runs import ROOT, SMALL, curve, finished, start
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,6 @@ def calls(folder):
     """Return the conversations that were scored, with the number of times."""
     lines = [line for path in folder.glob("calls.*.jsonl") for line in path.read_text().splitlines()]
     return collections.Counter(lines)
-
-
-def rewards(run):
-    return [json.loads(line)["reward"] for line in (run / "conversations.jsonl").read_text().splitlines()]
 
 
 def messages(run):
@@ -99,60 +95,55 @@ def test_accelerate_launch_starts_processes_too(tmp_path):
     assert len(curve(tmp_path / "run" / "metrics.csv")) == 1
 
 
-def wait_for(condition, process):
+SLOW = """
+import os, pathlib, time
+def score(conversations):
+    folder = pathlib.Path(__file__).parent
+    calls = folder / "calls"
+    calls.write_text(calls.read_text() + "." if calls.exists() else ".")
+    while calls.read_text() == "..." and not (folder / "continue").exists():  # in the second step
+        time.sleep(0.01)
+    return [float(len(messages[-1]["content"]) % 7) for messages in conversations]
+"""
+
+
+def wait_for(path, text, process):
+    """Wait until a file has a text, at most for 300 s."""
     deadline = time.monotonic() + 300
-    while not condition() and process.poll() is None and time.monotonic() < deadline:
+    while not (path.exists() and path.read_text() == text):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert process.poll() is None, process.communicate()[0]
 
 
-def steps_of(run):
-    return len(curve(run / "metrics.csv")) if (run / "metrics.csv").exists() else 0
-
-
-def test_a_process_killed_by_sigkill_resumes_to_the_same_end(tmp_path):
-    options = ("steps=6",)
-    finished(f"output={tmp_path / 'whole'}", *options)
-    run = tmp_path / "run"
-    for step in (1, 3):
-        process = start(f"output={run}", *options)
-        wait_for(lambda step=step: steps_of(run) >= step, process)
-        process.kill()
-        process.communicate()
-    finished(f"output={run}", *options)
-    require_same_run(run, tmp_path / "whole")
-
-
-def test_a_second_process_on_the_same_folder_is_refused_and_signals_end_the_first(tmp_path):
-    run = tmp_path / "run"
-    process = start(f"output={run}", "steps=100000")
-    wait_for(lambda: steps_of(run) >= 1, process)
-    second = start(f"output={run}", "steps=100000")
-    output, _ = second.communicate(timeout=300)
-    assert second.returncode == 2
-    assert "another process writes to output=" in " ".join(output.split())
-    assert "Traceback" not in output
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 143, output
-    assert "to resume" in " ".join(output.split())
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    assert checkpoint.name == f"step-{steps_of(run):08d}"
-
-
-def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
-    process = start(f"output={tmp_path / 'run'}", "steps=100000")
-    wait_for(lambda: steps_of(tmp_path / "run") >= 1, process)
-    for _ in range(2):
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_the_first_interrupt_ends_a_run_after_its_step_and_the_second_at_once(interrupts, tmp_path):
+    """The scorer waits in the second step, so that signals come within it."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    run, options = tmp_path / "run", ("env.reward_model=slow:score", "steps=100000")
+    process = start(f"output={run}", *options, path=tmp_path)
+    wait_for(tmp_path / "calls", "...", process)
+    if interrupts == 1:
+        output, _ = start(f"output={run}", *options, path=tmp_path).communicate(timeout=300)
+        assert "another process writes to output=" in " ".join(output.split())
+    process.send_signal(signal.SIGINT)
+    if interrupts == 1:
+        (tmp_path / "continue").touch()
+    else:
+        while "a second Ctrl-C" not in process.stdout.readline():
+            assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        time.sleep(0.001)
     output, _ = process.communicate(timeout=300)
-    assert process.returncode in (-signal.SIGINT, 130), output
     assert "Traceback" not in output
+    if interrupts == 1:
+        assert process.returncode == 130, output
+        assert "SIGINT came; repeat the command" in " ".join(output.split())
+        assert [each.name for each in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    else:
+        assert process.returncode == -signal.SIGINT, output
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_two_processes_of_which_one_is_killed_resume_with_another_number(fsdp, tmp_path):
+def test_two_processes_of_which_one_is_killed_resume_with_another_number(tmp_path):
     """The scorer of one process kills it in the fourth step."""
     (tmp_path / "dying.py").write_text(
         "import os, signal\ncalls = []\n"
@@ -164,8 +155,7 @@ def test_two_processes_of_which_one_is_killed_resume_with_another_number(fsdp, t
     )
     options = ("env.reward_model=dying:score",)
     run = tmp_path / "run"
-    sharded = ("optimizer.fsdp=true",) if fsdp else ()
-    killed = start(f"output={run}", *options, *sharded, processes=2, path=tmp_path)
+    killed = start(f"output={run}", *options, "optimizer.fsdp=true", processes=2, path=tmp_path)
     killed.communicate(timeout=400)
     assert killed.returncode != 0
     assert [each.name for each in (run / "checkpoints").iterdir()] == ["step-00000002"]
@@ -174,19 +164,3 @@ def test_two_processes_of_which_one_is_killed_resume_with_another_number(fsdp, t
     for ours, theirs in zip(*(curve(each / "metrics.csv") for each in (run, tmp_path / "whole")), strict=True):
         for column in ("reward_mean", "loss", "kl"):
             assert float(ours[column]) == pytest.approx(float(theirs[column]), rel=1e-3, abs=1e-5)
-
-
-def test_an_error_of_one_process_ends_the_others(tmp_path):
-    (tmp_path / "failing.py").write_text(
-        "import os\n"
-        "def score(conversations):\n"
-        "    if os.environ.get('RANK') == '1':\n"
-        "        raise RuntimeError('out of scores')\n"
-        "    return [0.0 for _ in conversations]\n"
-    )
-    process = start(
-        f"output={tmp_path / 'run'}", "env.reward_model=failing:score", "eval.num_prompts=0", processes=2, path=tmp_path
-    )
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "RuntimeError: out of scores" in " ".join(output.split())

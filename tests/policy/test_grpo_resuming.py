@@ -14,7 +14,7 @@ from agents import grpo
 from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 from gym_rm.generation.sampling import LocalSampler
-from gym_rm.policy import learner, run_folder
+from gym_rm.policy import learner
 from gym_rm.policy.learner import Learner
 from tests.policy.policy_runs import require_same_run, train
 from tests.training.runs import Killed, kill_at
@@ -27,31 +27,23 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
-# Moments: the owner and name of a function, and the call that does not return.
-MOMENTS = {
-    "in the first measurement": (LocalSampler, "sample", 1),
-    "while a step is sampled": (LocalSampler, "sample", 5),
-    "while it learns": (Learner, "optimizer_step", 3),
-    "while the best policy is written": (learner, "save_policy", 1),
-    "before a checkpoint": (run_folder, "save_checkpoint", 2),
-    "while the last policy is written": (grpo.RunFolder, "finish", 1),
-}
-
-
-QUICK = ("while it learns", "before a checkpoint", "while the best policy is written")
-
-
+# Other moments are those of tests/training/test_resuming.py: the folders of both runs have the same parts.
 @pytest.mark.parametrize(
-    "moment", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS]
+    ("owner", "name", "call"),
+    [
+        (Learner, "optimizer_step", 3),
+        pytest.param(LocalSampler, "sample", 5, marks=pytest.mark.slow),
+        pytest.param(learner, "save_policy", 1, marks=pytest.mark.slow),  # while the best policy is written
+    ],
 )
-def test_a_killed_run_resumes_to_the_same_end(moment, tmp_path, monkeypatch, uninterrupted):
+def test_a_killed_run_resumes_to_the_same_end(owner, name, call, tmp_path, monkeypatch, uninterrupted):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        kill_at(patch, *MOMENTS[moment])
+        kill_at(patch, owner, name, call)
         with pytest.raises(Killed):
             train(run)
     assert not (run / "final").exists()
-    torch.manual_seed(len(moment))  # nothing may depend on the state of another process
+    torch.manual_seed(call)  # nothing may depend on the state of another process
     assert train(run) is None
     require_same_run(run, uninterrupted)
 
@@ -76,46 +68,30 @@ def test_a_killed_run_with_other_settings_resumes_to_the_same_end(options, tmp_p
     require_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_saves_and_the_run_resumes(number, tmp_path, monkeypatch, uninterrupted):
-    update, handler = Learner.optimizer_step, signal.getsignal(number)
+def test_a_signal_saves_and_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, uninterrupted):
+    update, handler = Learner.optimizer_step, signal.getsignal(signal.SIGTERM)
 
     def signalled(self):
         if self.version == 2:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
         return update(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "optimizer_step", signalled)
-        stop = train(tmp_path / "run")
-    assert stop == number
-    assert signal.getsignal(number) == handler
+        assert train(tmp_path / "run") == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == handler
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
-    assert not (tmp_path / "run" / "final").exists()
     assert train(tmp_path / "run") is None
-    require_same_run(tmp_path / "run", uninterrupted)
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, uninterrupted):
-    shutil.copytree(uninterrupted, tmp_path / "run")
     monkeypatch.setattr(grpo, "train_step", None)
     assert train(tmp_path / "run") is None
     require_same_run(tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_finished_run_resumes_with_more_steps(tmp_path):
-    for steps in (2, 4):
-        train(tmp_path / "run", "optimizer.warmup_share=0", f"steps={steps}")
-    train(tmp_path / "whole", "optimizer.warmup_share=0")
-    require_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("loss.clip_low=0.1", "loss.clip_low: now 0.1, before 0.2"),
-        ("steps=2", "has 4 steps already, more than steps=2"),
+        ("steps=2", "has 4 steps already, more than the 2 of this run"),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused(override, message, tmp_path, uninterrupted):
@@ -147,24 +123,23 @@ def test_a_run_is_not_resumed_with_another_reference(tmp_path):
         train(tmp_path / "run", f"policy.model={policy}", "loss.kl_coef=0.1", "steps=1")
 
 
-@pytest.mark.parametrize("field", ["answer", "user_turns", "a field of its own"])
-def test_what_a_row_of_data_says_beside_its_prompt_is_compared(field, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    options = (f"env.prompts={prompts}", "steps=1", "eval.num_prompts=0")
-    for value in ("one", "two"):
-        row = {"prompt": "Which is it?", field: [value] if field == "user_turns" else value}
-        prompts.write_text("".join(json.dumps({**row, "id": n}) + "\n" for n in range(4)))
-        if value == "one":
-            train(tmp_path / "run", *options)
-    with pytest.raises(ConfigError, match="contents of prompts"):
-        train(tmp_path / "run", *options)
-
-
-def test_a_run_is_not_resumed_with_a_changed_function_of_its_environment(tmp_path):
+def test_a_run_is_not_resumed_with_other_prompts_or_a_changed_function_of_its_environment(tmp_path):
+    prompts, user = tmp_path / "prompts.jsonl", tmp_path / "changing_user.py"
     code = "def answer(conversations, prompts, scores):\n    return [None] * len(conversations)\n"
-    (tmp_path / "changing_user.py").write_text(code)
-    options = (f"env.respond={tmp_path}/changing_user.py:answer", "env.max_turns=2", "steps=1", "eval.num_prompts=0")
-    train(tmp_path / "run", *options)
-    (tmp_path / "changing_user.py").write_text(code + "# changed\n")
+    options = [f"env.prompts={prompts}", f"env.respond={user}:answer", "env.max_turns=2", "steps=1"]
+
+    def write(**fields):
+        rows = [{"prompt": "Which is it?", "id": n, **fields} for n in range(4)]
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write()
+    user.write_text(code)
+    train(tmp_path / "run", *options, "eval.num_prompts=0")
+    user.write_text(code + "# changed\n")
     with pytest.raises(ConfigError, match=r"source of .*changing_user\.py:answer: now 'sha256:"):
-        train(tmp_path / "run", *options)
+        train(tmp_path / "run", *options, "eval.num_prompts=0")
+    user.write_text(code)
+    for field, value in (("answer", "two"), ("user_turns", ["two"]), ("a field of its own", "two")):
+        write(**{field: value})
+        with pytest.raises(ConfigError, match="contents of prompts"):
+            train(tmp_path / "run", *options, "eval.num_prompts=0")

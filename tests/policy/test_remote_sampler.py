@@ -166,35 +166,24 @@ def test_a_server_that_keeps_old_weights_is_noticed(engine, connect):
         connect(temperature=0.8, calibrate=calibrate).update_weights(dict(model.named_parameters()), version=3)
 
 
-def test_a_server_with_other_weights_is_noticed_before_the_first_completions(engine, connect):
-    _, calibrate = trainer(1)
-    with pytest.raises(ConfigError, match="other log-probabilities"):
-        connect(temperature=0.8, calibrate=calibrate).sample(prompts(engine.tokenizer, (5,)), seeds=[0])
-
-
 def test_log_probabilities_at_another_temperature_are_noticed(engine, connect):
     _, calibrate = trainer(0)
     with pytest.raises(ConfigError, match="other log-probabilities"):
         connect(temperature=2.0, calibrate=calibrate).sample(prompts(engine.tokenizer, (5,)), seeds=[0])
 
 
-def test_a_busy_or_broken_server_is_asked_again(engine, connect):
-    engine.faults = [503, 429, 500]
-    assert len(connect(max_retries=4).sample(prompts(engine.tokenizer, (5,)), seeds=[0])) == 1
-    assert len(engine.requests) == 4
-
-
-def test_a_server_that_stays_broken_is_an_error_with_its_row(engine, connect):
-    engine.faults = [500] * 9
-    with pytest.raises(RemoteError, match=r"row 0: no completion: .*3 attempts failed.*status 500"):
-        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
-
-
-def test_a_refused_row_is_named(engine, connect):
-    engine.faults = [400]
-    with pytest.raises(ConfigError, match=r"row 0 \(5 tokens\): http.* refused it: status 400"):
-        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
-    assert len(engine.requests) == 1
+def test_a_busy_server_is_asked_again_and_one_that_stays_broken_or_refuses_is_an_error_with_the_row(engine, connect):
+    rows = prompts(engine.tokenizer, (5,))
+    engine.faults = [503, 429]
+    assert len(connect(max_retries=4).sample(rows, seeds=[0])) == 1
+    for faults, error, message in (
+        ([500] * 2, RemoteError, r"row 0: no completion: .*2 attempts failed.*status 500"),
+        ([400], ConfigError, r"row 0 \(5 tokens\): http.* refused it: status 400"),
+    ):
+        engine.faults = faults
+        with pytest.raises(error, match=message):
+            connect(max_retries=1).sample(rows, seeds=[0])
+    assert len(engine.requests) == 3 + 2 + 1
 
 
 def with_choice(**changes):
@@ -217,6 +206,7 @@ def with_choice(**changes):
         (with_choice(token_ids=lambda tokens: []), "are not ids of the policy's"),
         (with_choice(token_ids=lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
         (with_choice(finish_reason=lambda reason: "abort"), "finish_reason='abort'"),
+        (with_choice(prompt_token_ids=lambda ids: [1, *ids]), "another prompt, of 6 instead of 5 tokens"),
         (lambda reply: [reply], "TypeError: .* may be too old"),
     ],
 )
@@ -225,16 +215,6 @@ def test_replies_that_cannot_be_used_are_named(engine, connect, change, message)
     with pytest.raises(ConfigError, match=f"row 0: the reply of http.*{message}"):
         connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
     assert len(engine.requests) == 1
-
-
-def test_a_server_that_changes_prompts_is_noticed(engine, connect):
-    def changed(reply):
-        reply["choices"][0]["prompt_token_ids"].insert(0, 1)
-        return reply
-
-    engine.change = changed
-    with pytest.raises(ConfigError, match="another prompt, of 6 instead of 5 tokens"):
-        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
 
 
 def test_a_server_that_cannot_load_weights_says_what_it_needs(engine, connect):
@@ -247,17 +227,3 @@ def test_a_failed_load_is_an_error(engine, connect):
     engine.change = lambda reply: {"success": False, "message": "shape mismatch"}
     with pytest.raises(ConfigError, match="shape mismatch"):
         connect().update_weights(dict(engine.model.named_parameters()), version=1)
-
-
-def test_the_sampler_works_in_an_event_loop(engine, connect):
-    import asyncio
-
-    async def sample():
-        return connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
-
-    assert len(asyncio.run(sample())) == 1
-
-
-def test_options_are_checked(connect):
-    with pytest.raises(ConfigError, match="temperature"):
-        connect(temperature=0.0)

@@ -14,7 +14,8 @@ from gym_rm import Scores
 from gym_rm.checks import model_source
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
-from gym_rm.policy.rollouts import RolloutTable, tokens_between
+from gym_rm.policy.rollout_batch import tokens_between
+from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.reports.runs import read_run
 from tests import chain_models, tiny_models
 from tests.chain_models import END

@@ -9,8 +9,7 @@ import torch
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
 from gym_rm.policy.grpo_settings import GRPOSettings
-from gym_rm.policy.rollout_metrics import rollout_metrics
-from gym_rm.policy.rollouts import RolloutTable
+from gym_rm.policy.rollouts import RolloutTable, rollout_metrics
 from tests.policy import test_rollouts
 from tests.policy.test_rollouts import Run
 from tests.policy.turns import gradients, plain

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 import gym_rm
+from agents import train_reward_model
 from gym_rm.config import load_config
+from gym_rm.training.reward_learner import RewardLearner
 from gym_rm.training.reward_model_settings import RewardModelTraining
-from gym_rm.training.trainer import Finished, Trainer
+from gym_rm.training.reward_run_folder import RewardRunFolder
 
 TIMES = ("seconds", "comparisons_per_second", "tokens_per_second")
 
@@ -53,9 +55,19 @@ def settings_of(folder: Path, model: str | Path, rows: list[Any] | None = None, 
     )
 
 
-def train(folder: Path, model: str | Path, rows: list[Any] | None = None, *overrides: str) -> tuple[Trainer, Finished]:
-    trainer = Trainer(settings_of(folder, model, rows, *overrides))
-    return trainer, trainer.run()
+def open_run(settings: RewardModelTraining) -> RewardRunFolder:
+    settings = settings.with_output()
+    return RewardRunFolder(settings, RewardLearner(settings))
+
+
+def train(settings: RewardModelTraining) -> RewardRunFolder:
+    run = open_run(settings)
+    train_reward_model.train(run)
+    return run
+
+
+def trained(folder: Path, model: str | Path, rows: list[Any] | None = None, *overrides: str) -> RewardRunFolder:
+    return train(settings_of(folder, model, rows, *overrides))
 
 
 def curve(path: Path, *, without: tuple[str, ...] = TIMES) -> list[dict[str, str]]:
@@ -68,15 +80,15 @@ def losses(run: Path) -> list[float]:
     return [float(row["loss"]) for row in curve(run / "metrics.csv")]
 
 
-def trained_rewards(trainer: Trainer, examples: Any) -> np.ndarray[Any, Any]:
-    """Return the rewards that the trainer computes, in the order of the conversations of the examples."""
-    trainer.model.plain.eval()
+def trained_rewards(learner: RewardLearner, examples: Any) -> np.ndarray[Any, Any]:
+    """Return the rewards that the learner computes, in the order of the conversations of the examples."""
+    learner.plain.eval()
     rewards = []
     with torch.no_grad():
         for example in examples:
-            for micro in trainer._pack([example]):
-                values = trainer.model.forward(micro.batches)[torch.from_numpy(micro.value_index)]
-                rewards.append(trainer.objective.rewards(values, micro).numpy())
+            for micro in learner.micro_batches([example]):
+                values = learner.forward(micro.batches)[torch.from_numpy(micro.value_index)]
+                rewards.append(learner.objective.rewards(values, micro).numpy())
     return np.concatenate(rewards)
 
 
@@ -88,11 +100,11 @@ def served_rewards(folder: Path, rows: list[Any], **options: Any) -> np.ndarray[
     return scorer.score([each for row in load_comparisons(rows).comparisons for each in row.conversations]).rewards
 
 
-def assert_served(trainer: Trainer, finished: Finished, rows: list[Any], *, rtol: float = 1e-4) -> None:
-    """Require of the saved folder the rewards of the trainer; without `rtol`, near them on the scale of the largest."""
-    trained = trained_rewards(trainer, trainer.training.examples)
-    atol = 2e-5 * (1 if rtol else abs(trained).max())
-    np.testing.assert_allclose(trained, served_rewards(finished.model, rows), rtol=rtol, atol=atol)
+def assert_served(run: RewardRunFolder, rows: list[Any], *, rtol: float = 1e-4) -> None:
+    """Require of the saved folder the rewards of the learner; without `rtol`, near them on the scale of the largest."""
+    ours = trained_rewards(run.learner, run.learner.training.examples)
+    atol = 2e-5 * (1 if rtol else abs(ours).max())
+    np.testing.assert_allclose(ours, served_rewards(run.folder / "final", rows), rtol=rtol, atol=atol)
 
 
 class Killed(BaseException):
