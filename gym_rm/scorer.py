@@ -61,7 +61,6 @@ ScorerLike: TypeAlias = "str | os.PathLike[str] | Sequence[str] | Mapping[str, A
 SCORER_KINDS: dict[str, str] = {
     "weighted": "gym_rm.scorers.weighted:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
-    "shaped": "gym_rm.scorers.shaping:ShapedScorer",
     "math": "gym_rm.scorers.math.scorer:MathScorer",
     "code": "gym_rm.scorers.code.scorer:CodeScorer",
     "judge": "gym_rm.scorers.judge.scorer:JudgeScorer",

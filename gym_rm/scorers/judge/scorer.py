@@ -18,13 +18,6 @@ from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
-MODES_OF = {
-    "comparisons": "pairwise",
-    "both_orders": "pairwise",
-    "min_comparisons": "pairwise",
-    "list_size": "listwise",
-}
-"""The mode in which an option has an effect."""
 VARIABLES_OF = {
     "scale": ("low",),
     "marked": ("mark",),
@@ -174,8 +167,8 @@ def _require_effect(options: JudgeOptions, mode: Mode, style: Style) -> None:
     """Raise ConfigError if an option was given that has no effect."""
     shown = style.modes[mode].variables
     for name in options.model_fields_set:
-        if mode != MODES_OF.get(name, mode):
-            raise ConfigError(f"{name} has no effect with mode={mode!r}; it is for mode={MODES_OF[name]!r}.")
+        if name == "comparisons" and mode != "pairwise":
+            raise ConfigError(f"comparisons has no effect with mode={mode!r}; it is for mode='pairwise'.")
         is_shown = {*VARIABLES_OF.get(name, ())} & shown or name not in VARIABLES_OF
         if getattr(options, name) is not None and not is_shown:
             raise ConfigError(

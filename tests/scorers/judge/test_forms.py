@@ -22,7 +22,7 @@ VERDICT = {"form": "last", "line": "Verdict", "values": {"A": 1, "B": 0, "tie": 
 PAIR = {"form": "json_pair"}
 BOXED = {"form": "boxed_pair"}
 LIST = {"form": "json_scores", "name": "model-{number}"}
-ITEMS = {"form": "json_scores", "items": {"id": "trajectory_id", "score": "score"}}
+ITEMS = {"form": "json_scores", "listed": True}
 SIZES = {"last": 2, "json_pair": 2, "boxed_pair": 2, "json_scores": 2, "log_odds": 1}
 
 
@@ -254,7 +254,6 @@ def read_criterion(text):
         ("score", {"verdict": {"form": "last", "pattern": "("}}),
         ("score", {"verdict": {"form": "last", "pattern": "A"}}),
         ("pairwise", {"verdict": {**CHOICE, "values": {"A": 7}}}),
-        ("listwise", {"verdict": {"form": "json_scores", "items": {}}}),
         ("listwise", {"verdict": {"form": "json_scores", "name": "{foo}"}}),
         ("score", {"scale": (5, 1)}),
         ("score", {"messages": []}),
