@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -203,13 +204,15 @@ def url_of(listener):
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def free_port():
-    with bound() as probe:
-        return probe.getsockname()[1]
+def start_process(listener, *, delay):
+    """Start a process that serves a `RewardApp` at a socket of this process, and that a test can kill."""
+    command = [sys.executable, __file__, str(listener.fileno()), str(delay)]
+    return subprocess.Popen(command, pass_fds=[listener.fileno()])
 
 
-if __name__ == "__main__":  # a process that a test can kill: PORT DELAY
+if __name__ == "__main__":
     import uvicorn
 
-    uvicorn.run(RewardApp(delay=float(sys.argv[2])), port=int(sys.argv[1]), log_level="critical", lifespan="off")
+    config = uvicorn.Config(RewardApp(delay=float(sys.argv[2])), log_level="critical", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
     os._exit(0)

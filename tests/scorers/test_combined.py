@@ -1,8 +1,5 @@
 """Weighted sums and ensembles: arithmetic, names of components, and missing scores."""
 
-import json
-
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -125,30 +122,6 @@ def test_ensemble_reductions(options, expected):
     assert scores.rewards.tolist() == expected
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
     assert scores.infos["disagreement"].tolist() == [0.5, 1.5, 0.0, 2.5]
-
-
-def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
-    folder = str(tiny_models.save_reward_model(tmp_path))
-    spec = {
-        "kind": "weighted",
-        "scorers": {"quality": {"path": folder}, "pair": {"kind": "ensemble", "scorers": [folder, folder]}},
-        "weights": {"quality": 0.25, "pair": 0.75},
-    }
-    spec = json.loads(json.dumps(spec))
-    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=spec, prompts=["What?"])
-    envs.reset(seed=0)
-    _, rewards, _, _, _ = envs.step(("The sum", "Natalia"))
-    plain = gym_rm.load_scorer(folder)
-    assert rewards == pytest.approx(
-        plain.score(
-            [
-                [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
-                for q, a in (("What?", "The sum"), ("What?", "Natalia"))
-            ]
-        ).rewards,
-        abs=1e-5,
-    )
-    envs.close()
 
 
 class Simulator:

@@ -6,8 +6,9 @@
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
 | `reference` | 2 N | each with the reference reply, with each of them first |
 
-`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once. A judge that prefers a place
-gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both comparisons.
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once, and count once. A judge that
+prefers a place gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both
+comparisons.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class JudgeMode(abc.ABC):
         for row in range(len(rows)):
             if errors[row] is None:
                 try:
-                    rewards[row], components[row] = self._reward(seats[row], plan.ties.get(row, 0.0))
-                    infos[row] = self._infos(seats[row], row in plan.ties, answers)
+                    rewards[row], components[row] = self._reward(seats[row])
+                    infos[row] = self._infos(seats[row], answers)
                 except (NoVerdict, ConversationError) as error:
                     errors[row] = RowError.of(error)
         return Scores.from_rewards(
@@ -119,7 +120,7 @@ class JudgeMode(abc.ABC):
     def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
         """Add what is asked about these rows to the plan."""
 
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
         """Return the reward of a row and its components. Raises NoVerdict if it has none."""
         return seats[0].value, {}
 
@@ -152,10 +153,10 @@ class JudgeMode(abc.ABC):
         else:
             plan.cases.append(Case(tuple(places), tuple(samples), criterion))
 
-    def _infos(self, seats: Sequence[Seat], tied: bool, answers: Mapping[int, Answer]) -> dict[str, Any]:
+    def _infos(self, seats: Sequence[Seat], answers: Mapping[int, Answer]) -> dict[str, Any]:
         """Return what the judge wrote of a row first, and how sure it is."""
-        first = answers[seats[0].case.questions[0].seed].text if seats else ""
-        spreads = [0.0] * tied + [float(seat.values.std()) for seat in seats if len(seat.values)]
+        first = answers[seats[0].case.questions[0].seed].text
+        spreads = [float(seat.values.std()) for seat in seats if len(seat.values)]
         return {"judgement": first, "disagreement": _mean(spreads)}
 
 
@@ -192,7 +193,7 @@ class RubricMode(JudgeMode):
             for criterion in criteria:
                 self._add(plan, rows, [(row,)], before, [[reply]], criterion=criterion)
 
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
         weights, values, components = list[float](), list[float](), dict[str, float]()
         for seat in seats:
             assert seat.case.criterion is not None
@@ -249,8 +250,6 @@ class PairwiseMode(JudgeMode):
         if not isinstance(text, str) or not text.strip():
             reason = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
             plan.fail([row], RowError(reason, "invalid"))
-        elif self.choices and dict(reply) == {"role": "assistant", "content": text}:
-            plan.ties[row] = 1.0
         else:
             replies = [[reply], [Message(role="assistant", content=text)]]
             self._add(plan, rows, [(row,), ()], before, replies, orders=self._orders)
@@ -258,56 +257,39 @@ class PairwiseMode(JudgeMode):
     def _with_each_other(
         self, plan: Plan, rows: Sequence[JudgeRow], before: Conversation, different: Sequence[_Same]
     ) -> None:
-        members = [row for same, _ in different for row in same]
-        pairs = self._pairs(len(different))
-        if len(members) == 1 and self.options.unfinished is None:
-            plan.fail(members, RowError("there is no other reply to the same prompt in this call to compare with"))
+        if sum(len(same) for same, _ in different) == 1 and self.options.unfinished is None:
+            reason = RowError("there is no other reply to the same prompt in this call to compare with")
+            plan.fail(different[0][0], reason)
             return
-        if len(different) == 1 and not self.choices:  # only the judge can say what two equal replies are worth
-            pairs = [(0, 0)]
-        elif self.choices and (self.comparisons == "all_pairs" or len(different) == 1):
-            plan.ties.update({row: len(same) - 1.0 for same, _ in different for row in same if len(same) > 1})
+        size, pairs = len(different), list(itertools.combinations(range(len(different)), 2))
+        if self.comparisons == "circular" or size == 1:  # one reply, perhaps of several rows, is compared with itself
+            pairs = [(number, (number + 1) % size) for number in range(size)]
         for one, other in pairs:
             places = [different[one][0], different[other][0]]
             replies = [different[one][1], different[other][1]]
             orders = self._orders if one != other else ORDERS[:1]
             self._add(plan, rows, places, before, replies, orders=orders)
 
-    def _pairs(self, size: int) -> list[tuple[int, int]]:
-        """Return the pairs of different replies to compare, by their numbers; see the top of this file."""
-        if self.comparisons == "circular":
-            return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
-        return list(itertools.combinations(range(size), 2))
-
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
-        values, given = [0.5], [ties]
-        for seat in seats:
-            values.append(seat.value if len(seat.values) else math.nan)
-            others = seat.case.rows[1 - seat.place]
-            given.append(float(len(others)) if self.comparisons == "all_pairs" and others else 1.0)
-        weights = np.where(np.isnan(values), 0.0, given)
-        read, total = float(weights.sum()), sum(given)
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
+        values = [seat.value for seat in seats if len(seat.values)]
         # In a circle, a reply is seen once in each place, and needs both.
         needed = 1.0 if self.comparisons == "circular" else MIN_COMPARISONS
-        if not read or read < needed * total:
-            error = next(
-                (seat.verdicts.error for seat in seats if seat.verdicts.error), RowError("it was not compared")
-            )
-            counts = f"{read:g} of {total:g} comparisons have a verdict"
+        if not values or len(values) < needed * len(seats):
+            error = next(seat.verdicts.error for seat in seats if seat.verdicts.error)
+            counts = f"{len(values)} of {len(seats)} comparisons have a verdict"
             raise NoVerdict(RowError(f"{counts}, but {needed:.0%} of them are needed: {error}", error.kind))
-        if read < total:
+        if len(values) < len(seats):
             warn_once(
                 "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
                 "counts them."
             )
-        return float(np.nan_to_num(values) @ weights / read), {}
+        return math.fsum(values) / len(values), {}
 
-    def _infos(self, seats: Sequence[Seat], tied: bool, answers: Mapping[int, Answer]) -> dict[str, Any]:
-        shares = [seat.verdicts.consistent for seat in seats]
-        kept = [1.0] * tied + [share for share in shares if math.isfinite(share)]
+    def _infos(self, seats: Sequence[Seat], answers: Mapping[int, Answer]) -> dict[str, Any]:
+        kept = [seat.verdicts.consistent for seat in seats if math.isfinite(seat.verdicts.consistent)]
         verdicts = [answers[question.seed].values for seat in seats for question in seat.case.questions]
         first = [said[0] > said[1] for said in verdicts if said is not None and said[0] != said[1]]
-        infos = super()._infos(seats, tied, answers)
+        infos = super()._infos(seats, answers)
         return {**infos, "position_consistent": _mean(kept), "prefers_first": _mean(first)}
 
 

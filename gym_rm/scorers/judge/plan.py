@@ -107,12 +107,10 @@ class Plan:
     Attributes:
         cases: what is shown together.
         errors: why a row cannot be judged, by row.
-        ties: the number of equal replies that a row is compared with without a question, by row.
     """
 
     cases: list[Case] = field(default_factory=list)
     errors: dict[int, RowError] = field(default_factory=dict)
-    ties: dict[int, float] = field(default_factory=dict)
 
     @property
     def questions(self) -> list[Question]:

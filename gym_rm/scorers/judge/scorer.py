@@ -120,16 +120,14 @@ class JudgeScorer(NeverCopied):
             ScoringError: some rows have no verdict; the error's `scores` has the scores of the others.
             ConfigError: the judge cannot be used at all, for example because its server refuses the key.
         """
-        return self.options.score(conversations, prompts, self._score)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         options = self.options
+        conversations, prompts, complete = options.read(conversations, prompts)
         rows = list(map(JudgeRow.read, conversations, prompts or [None] * len(conversations)))
         plan = self.mode.plan(rows)
         retries = options.max_retries if self._asks_again else 0
         answers = ask(self.model, self.questions, plan.questions, max_retries=retries, timeout=options.timeout)
-        scores = self.mode.tally(rows, plan, answers)
-        return dataclasses.replace(scores, provenance=self.provenance).mark_failures().raise_for_errors()
+        scores = dataclasses.replace(self.mode.tally(rows, plan, answers), provenance=self.provenance)
+        return complete(scores).raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device's memory; the next `score` moves the weights back."""

