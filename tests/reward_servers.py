@@ -202,8 +202,10 @@ def serve(app, listener=None):
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
+    deadline = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive()
+        assert time.monotonic() < deadline
         time.sleep(0.005)
     try:
         yield url_of(listener)

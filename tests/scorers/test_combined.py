@@ -178,14 +178,6 @@ def test_an_episode_ends_if_any_scorer_ends_it():
     assert WeightedScorer({"silent": PromptRecorder()}).score(CONVERSATIONS).terminations is None
 
 
-def test_infos_are_named_after_their_scorer():
-    scores = WeightedScorer({"one": PromptRecorder(), "nested": WeightedScorer({"two": PromptRecorder()})}).score(
-        CONVERSATIONS
-    )
-    assert set(scores.infos) == {"one/first", "nested/two/first"}
-    assert scores.infos["nested/two/first"].tolist() == ["o", "t", "", "s"]
-
-
 # --- the scorers themselves
 
 

@@ -89,24 +89,10 @@ def has_a_setting(conversations, scale=1.0):
     return length(conversations)
 
 
-def scaled_length(scale, conversations):
-    return [scale * value for value in length(conversations)]
-
-
-class Lengths:
-    def __call__(self, conversations):
-        return length(conversations)
-
-    def method(self, conversations):
-        return length(conversations)
-
-
 WITHOUT_PROMPTS = {
     "one parameter": length,
     "**kwargs": takes_more_keywords,
     "a setting with a default": has_a_setting,
-    "callable object": Lengths(),
-    "partial": functools.partial(scaled_length, 1),
     "lambda of any name": lambda c: length(c),
     "builtin": functools.partial(map, lambda conversation: len(conversation[-1]["content"])),
 }

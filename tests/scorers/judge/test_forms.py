@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gym_rm import ConfigError
 from gym_rm.config import parse_settings
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.forms import VerdictForm, read_verdict, tiebroken
+from gym_rm.scorers.judge.forms import VerdictForm, read_verdict
 from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scorers.judge.verdicts import NoVerdict
 
@@ -189,12 +189,6 @@ def test_log_odds_are_those_of_the_last_word():
     for wrong in ((), tokens[:1], ((" so", {}), (" Yes", {}))):
         with pytest.raises(NoVerdict):
             read(form, "so", top_log_probs=wrong)
-
-
-def test_the_tiebreaker_moves_only_equal_scores():
-    assert tiebroken(4, 3, 6) == (4, 3)
-    assert tiebroken(3, 3, None) == (3, 3)
-    assert tiebroken(3, 3, 4) == (2.5, 3.5)
 
 
 @settings(max_examples=200)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm import Prompt
-from gym_rm.adapters.trl import RewardModelReward
 from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorer import try_score
@@ -190,11 +189,6 @@ def test_what_all_replies_share_is_shown_once():
     judge(model, comparisons="circular").score(rows, [Prompt((user("2 + 2?"),), "p")] * 2)
     assert model.conversations[0][:3] == rows[0][:3]
     assert set(model.pairs) == {("Yes", "No"), ("No", "Yes")}
-
-
-def test_trainers_without_ids_give_whole_groups():
-    reward = RewardModelReward(judge(GenRM(), comparisons="circular"))
-    assert reward(prompts=["2 + 2?"] * 3, completions=["a", "bb", "ccc"]) == [1.0, 2.0, 3.0]
 
 
 def test_groups_of_several_callers_are_never_merged():
