@@ -92,7 +92,7 @@ def test_a_failed_comparison_of_a_circle_leaves_its_two_replies_without_a_score(
     assert "of 2 comparisons have a verdict" in lost.errors[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["circular", "all_pairs"]),
     st.integers(2, 6),

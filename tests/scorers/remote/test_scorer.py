@@ -38,6 +38,7 @@ from reward_servers import (
 
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
 from gym_rm.testing import check_scorer
+from tests.cli.command import runner
 
 
 def test_a_remote_scorer_keeps_the_contract_of_scorers(url):
@@ -361,8 +362,7 @@ def test_the_command_scores_with_a_url_and_stores_no_key(app, url, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations(5)))
     model = json.dumps({"path": url, "key": "secret"})
-    command = [sys.executable, "-m", "gym_rm", "score", str(source), "--reward-model", model, "-o", str(output)]
-    subprocess.run(command, check=True, timeout=100)
+    runner("score")(source, "--reward-model", model, "-o", output)
     assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == rewards(conversations(5))
     assert not [each.name for each in tmp_path.iterdir() if "secret" in each.read_text()]
 
