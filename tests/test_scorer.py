@@ -1,5 +1,6 @@
 """`load_scorer`, `try_score`, and scorers that several users in one process share."""
 
+import importlib.util
 import pkgutil
 import shutil
 import sys
@@ -190,7 +191,9 @@ def test_an_invalid_option_is_refused(options, message):
 
 
 def test_every_kind_can_be_imported_and_has_a_unique_name():
-    assert all(callable(pkgutil.resolve_name(target)) for target in SCORER_KINDS.values())
+    missing = set() if importlib.util.find_spec("httpx") else {"nemo_gym"}  # a scorer at a URL
+    for kind in SCORER_KINDS.keys() - missing:
+        assert callable(pkgutil.resolve_name(SCORER_KINDS[kind]))
     assert {name: kind.name for name, kind in KINDS.items()} == {name: name for name in KINDS}
     assert not KINDS.keys() & SCORER_KINDS.keys()
 

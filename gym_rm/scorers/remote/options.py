@@ -7,8 +7,8 @@ import pydantic
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
 
 
-class RemoteOptions(Config):
-    """Options of a scorer at a URL."""
+class ConnectionOptions(Config):
+    """How a scorer reaches a server."""
 
     key: str | None = pydantic.Field(default=None, repr=False)
     """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
@@ -21,6 +21,11 @@ class RemoteOptions(Config):
     """How often a request is sent again after a failure; the waits between are doubled each time."""
     max_connections: PositiveInt = 32
     """Most requests at the same time to one server."""
+
+
+class RemoteOptions(ConnectionOptions):
+    """Options of a scorer at a URL."""
+
     startup_timeout: Finite = pydantic.Field(default=5.0, gt=0)
     """Seconds to wait at the start for a server that does not answer."""
     max_conversations: PositiveInt = 256
