@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -54,63 +55,84 @@ def scorer_at(url, **options):
         scorer.close()
 
 
-class RewardApp:
-    """ASGI application with the routes of gym_rm or vLLM.
+class App:
+    """ASGI application of a test, whose answers can be replaced by faults.
 
     Attributes:
-        requests: (path, headers, JSON body) of every POST.
-        faults: replies to the next POST requests instead of the right ones: (status, headers, body), a function of the
-            right reply that returns another one, "drop" or "hang".
-        always: the same for every POST.
+        key: what every request needs as its bearer token, except for the page at `/`; None for nothing.
+        requests: what was asked.
+        faults: what happens to the next requests instead of their answers, None for nothing: "drop", "hang", "drip" (a
+            byte at a time, for ever), or what the application makes of it.
+        always: the same for every request.
+        running, most_running: number of requests at work, and the largest one.
     """
 
-    def __init__(self, protocol="gym_rm", *, key=None, limits=None, provenance=None, reward=reward_of, delay=0.0):
-        self.protocol, self.key, self.reward, self.delay = protocol, key, reward, delay
-        self.limits = {"max_body_bytes": 1 << 20, "max_conversations": 64, **(limits or {})}
-        self.provenance = {**INFO, **(provenance or {})}
-        self.calibration = {"conversations": KNOWN, "rewards": [self.reward(one) for one in KNOWN]}
-        self.refuse = lambda conversation: None
-        self.requests, self.faults, self.always = [], [], None
-        self.page = None
+    def __init__(self, *, key=None):
+        self.key, self.requests, self.faults, self.always = key, [], [], None
         self.running = self.most_running = 0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             return
-        body = b""
-        while True:
+        body, more = b"", True
+        while more:
             message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+            body, more = body + message.get("body", b""), message.get("more_body")
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            status, extra, content = await self.answer(scope["method"], scope["path"], headers, body)
+            status, extra, content = error(401, "the key is missing or wrong")
+            if self.key is None or scope["path"] == "/" or headers.get("authorization") == f"Bearer {self.key}":
+                status, extra, content = await self.respond(scope["method"], scope["path"], headers, body, send)
         finally:
             self.running -= 1
         sent = [(k.encode(), v.encode()) for k, v in {"content-type": "application/json", **extra}.items()]
         await send({"type": "http.response.start", "status": status, "headers": sent})
         await send({"type": "http.response.body", "body": content})
 
-    async def answer(self, method, path, headers, body):
+    async def next_fault(self, send):
+        """Return the fault of a request, unless it ends here."""
+        fault = self.faults.pop(0) if self.faults else self.always
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        if fault == "drop":
+            raise ConnectionResetError  # uvicorn answers 500 without a body
+        if fault == "drip":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b" ", "more_body": True})
+                await asyncio.sleep(0.02)
+        return fault
+
+
+class RewardApp(App):
+    """Application with the routes of gym_rm or vLLM.
+
+    `requests` has (path, headers, JSON body) of every POST. A fault can also be (status, headers, body), or a function
+    of the right reply that returns another one.
+    """
+
+    def __init__(self, protocol="gym_rm", *, key=None, limits=None, provenance=None, reward=reward_of, delay=0.0):
+        super().__init__(key=key)
+        self.protocol, self.reward, self.delay = protocol, reward, delay
+        self.limits = {"max_body_bytes": 1 << 20, "max_conversations": 64, **(limits or {})}
+        self.provenance = {**INFO, **(provenance or {})}
+        self.calibration = {"conversations": KNOWN, "rewards": [self.reward(one) for one in KNOWN]}
+        self.refuse = lambda conversation: None
+        self.page = None
+
+    async def respond(self, method, path, headers, body, send):
         if path == "/" and self.page is not None:
             text, extra = self.page
             return 200, extra, text.encode()
-        if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
-            return error(401, "the key is missing or wrong")
         if method == "GET":
             return self.get(path)
         request = json.loads(body)
         self.requests.append((path, headers, request))
         await asyncio.sleep(self.delay)
         right = self.post(path, request, len(body))
-        fault = self.faults.pop(0) if self.faults else self.always
-        if fault == "hang":
-            await asyncio.sleep(3600)
-        if fault == "drop":
-            raise ConnectionResetError  # uvicorn answers 500 without a body
+        fault = await self.next_fault(send)
         if callable(fault):
             return 200, {}, fault(json.loads(right[2]))
         return right if fault is None else fault
@@ -205,7 +227,13 @@ def url_of(listener):
     return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-if __name__ == "__main__":  # a process that a test can kill: DESCRIPTOR DELAY, the open socket of the test
+def start_process(listener, *, delay):
+    """Start a process that serves a `RewardApp` at a socket of this process, and that a test can kill."""
+    command = [sys.executable, __file__, str(listener.fileno()), str(delay)]
+    return subprocess.Popen(command, pass_fds=[listener.fileno()])
+
+
+if __name__ == "__main__":
     import uvicorn
 
     config = uvicorn.Config(RewardApp(delay=float(sys.argv[2])), log_level="critical", lifespan="off")

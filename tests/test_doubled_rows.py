@@ -25,7 +25,6 @@ SCORERS = {
     "function of one row": reward_of_one,
     "weighted": {"kind": "weighted", "scorers": {"a": rewards, "b": reward_of_one}},
     "ensemble": {"kind": "ensemble", "scorers": [rewards, rewards]},
-    "shaped": {"kind": "shaped", "scorer": rewards, "length_reward": 0.1},
     "format": {"kind": "format", "pattern": "r.*"},
     "length": {"kind": "length", "max_length": 5},
     "repetition": {"kind": "repetition"},

@@ -42,7 +42,6 @@ OPTIONS = {
     "gym_rm.engine.kinds.language_models:ImplicitKind.Options": "kind=implicit",
     "gym_rm.scorers.remote.options:RemoteOptions": "URL",
     "gym_rm.scorers.judge.options:JudgeOptions": "kind=judge",
-    "gym_rm.scorers.shaping:ShapingOptions": "kind=shaped",
 }
 """Options of `load_scorer`, and for what."""
 

@@ -21,7 +21,6 @@ from gym_rm.scorer import Scorer, ScorerLike, check_signature, lock_open_after_f
 SCORER_KINDS: dict[str, str] = {
     "weighted": "gym_rm.scorers.weighted:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
-    "shaped": "gym_rm.scorers.shaping:ShapedScorer",
     "math": "gym_rm.scorers.math.scorer:MathScorer",
     "code": "gym_rm.scorers.code.scorer:CodeScorer",
     "judge": "gym_rm.scorers.judge.scorer:JudgeScorer",

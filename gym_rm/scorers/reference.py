@@ -10,10 +10,11 @@ from typing import Any
 from gym_rm.engine.reward_model_scorer import load_reward_model
 from gym_rm.engine.text.messages import joined, reply_text
 from gym_rm.errors import ConversationError, RowError
-from gym_rm.scorer import NeverCopied, Scorer, check_conversations, try_score
-from gym_rm.scorers.load import load_scorer
+from gym_rm.scorer import NeverCopied, check_conversations, try_score
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
+from gym_rm.types import Conversation, Message, Prompt, Prompts
+
+NAMES = ("prompt", "reference", "reply")
 
 
 class ReferenceScorer(NeverCopied):
@@ -23,9 +24,8 @@ class ReferenceScorer(NeverCopied):
     prompt (its contents joined by line breaks), the reference (role `reference`) and the reply.
 
     Args:
-        path: argument of `load_scorer`: the folder or hub id of the model, or the URL of a server.
-        text: Jinja source of what the model reads, with the texts `prompt`, `reference` and `reply`. A server needs
-            `ReferenceScorer.chat_template(text)` as its chat template.
+        path: folder or hub id of the model.
+        text: Jinja source of what the model reads, with the texts `prompt`, `reference` and `reply`.
         **options: options of `load_scorer`.
 
     Raises:
@@ -33,22 +33,9 @@ class ReferenceScorer(NeverCopied):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, text: str, **options: Any) -> None:
-        source = os.fspath(path)
-        if source.lower().startswith(("http://", "https://")):
-            self.scorer: Scorer = load_scorer(source, **options)
-        else:
-            self.scorer = load_reward_model(source, chat_template=self.chat_template(text), **options)
-
-    @staticmethod
-    def chat_template(text: str) -> str:
-        """Return the chat template that writes the text from the three messages."""
-        names = ("prompt", "reference", "reply")
-        return "".join(f"{{% set {name} = messages[{k}].content %}}" for k, name in enumerate(names)) + text
-
-    @property
-    def provenance(self) -> Provenance:
-        """That of the model."""
-        return dataclasses.replace(self.scorer.provenance, scorer="ReferenceScorer")  # type: ignore[attr-defined,no-any-return]
+        template = "".join(f"{{% set {name} = messages[{k}].content %}}" for k, name in enumerate(NAMES)) + text
+        self.scorer = load_reward_model(os.fspath(path), chat_template=template, **options)
+        self.provenance = dataclasses.replace(self.scorer.provenance, scorer="ReferenceScorer")
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.
@@ -57,7 +44,7 @@ class ReferenceScorer(NeverCopied):
             ScoringError: a row has no reference, or the model cannot read it.
         """
         check_conversations(conversations, prompts)
-        errors: list[RowError | None] = [None] * len(conversations)
+        errors: dict[int, RowError] = {}
         texts: dict[int, list[Message]] = {}
         for row, conversation in enumerate(conversations):
             try:
@@ -65,13 +52,12 @@ class ReferenceScorer(NeverCopied):
             except ConversationError as error:
                 errors[row] = RowError.of(error)
         scores = try_score(self.scorer, list(texts.values())).scatter(texts, len(conversations))
-        errors = [own or found for own, found in zip(errors, scores.errors, strict=True)]
-        marked = dataclasses.replace(scores, errors=tuple(errors), provenance=self.provenance)
-        return marked.mark_failures().raise_for_errors()
+        marked = tuple(errors.get(row, error) for row, error in enumerate(scores.errors))
+        return dataclasses.replace(scores, errors=marked, provenance=self.provenance).raise_for_errors()
 
     def close(self) -> None:
         """Release the model."""
-        self.scorer.close()  # type: ignore[attr-defined]
+        self.scorer.close()
 
 
 def _messages(conversation: Conversation, prompt: Prompt | None) -> list[Message]:
@@ -83,8 +69,6 @@ def _messages(conversation: Conversation, prompt: Prompt | None) -> list[Message
             "the model compares a reply with a reference: the data row needs `reference_reply` or `answer`, got "
             f"{known!r:.80}"
         )
-    return [
-        Message(role="user", content=joined(conversation[:-1])),
-        Message(role="reference", content=given),
-        Message(role="assistant", content=reply),
-    ]
+    contents = (joined(conversation[:-1]), given, reply)
+    roles = ("user", "reference", "assistant")
+    return [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]

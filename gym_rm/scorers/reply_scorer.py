@@ -69,9 +69,7 @@ class ReplyScorer(NeverCopied, abc.ABC):
             ScoringError: some rows have no score; the error's `scores` has the scores of the others.
         """
         check_conversations(conversations, prompts)
-        return self._judged.score(conversations, prompts, self._score, as_empty=self.as_empty)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
+        conversations, prompts, complete = self._judged.read(conversations, prompts, as_empty=self.as_empty)
         grades: dict[int, Grade] = {}
         replies: dict[int, tuple[str, Prompt | None]] = {}
         for row, conversation in enumerate(conversations):
@@ -81,9 +79,10 @@ class ReplyScorer(NeverCopied, abc.ABC):
                 grades[row] = self.unread(RowError.of(error))
         grades |= zip(replies, self.grades(list(replies.values())), strict=True)
         rows = [grades[row] for row in range(len(conversations))]
-        return Scores.from_rewards(
+        scores = Scores.from_rewards(
             [each.reward for each in rows],
             errors=[each.error for each in rows],
             infos={name: [each.infos[name] for each in rows] for name in (rows[0].infos if rows else ())},
             provenance=Provenance(type(self).__name__, self.model, settings=self.settings),
-        ).raise_for_errors()
+        )
+        return complete(scores).raise_for_errors()

@@ -95,7 +95,7 @@ def test_replies_that_are_refused_are_counted_in_their_line():
 # --- the budget --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "cost"), [(GRADING, 1), (COMPARING, 2), ({**COMPARING, "both_orders": False}, 1)])
+@pytest.mark.parametrize(("options", "cost"), [(GRADING, 1), (COMPARING, 2)])
 @pytest.mark.parametrize("share", [1.0, 1.7])
 def test_an_audit_stays_within_its_budget(options, cost, share):
     budget = int(share * SMALLEST * cost)

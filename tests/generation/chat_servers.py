@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 
+from reward_servers import App, error, ok
+
 FORM = re.compile(r"(Score|Verdict) ([A-Z]{6}): ")
 
 
@@ -23,70 +25,40 @@ def grade(score):
     return answer
 
 
-class ChatApp:
-    """ASGI application with `/v1/chat/completions`.
+class ChatApp(App):
+    """Application with `/v1/chat/completions`.
+
+    A fault can also replace the answer: (status, body, headers). Or it happens to the answer: a number of seconds that
+    it takes more, "later" (it waits for the answer to another request), "broken" (half of its bytes), "cut" (half of
+    its text, as at a limit of tokens) or "empty" (no text).
 
     Attributes:
         answer: function of the messages that returns the reply, or a `(reply, finish_reason)`.
-        requests: bodies of all requests.
-        faults: what happens to the next requests, None for nothing. Instead of an answer: (status, body, headers),
-            "hang", "drip" (a byte at a time, for ever) or "drop". To the answer: a number of seconds that it takes
-            more, "later" (it waits for the answer to another request), "broken" (half of its bytes), "cut" (half of its
-            text, as at a limit of tokens) or "empty" (no text).
-        always: the same for every request.
     """
 
     def __init__(self, answer="Hello.", *, key=None, models=("judge-7b",)):
+        super().__init__(key=key)
         self.answer = answer if callable(answer) else lambda messages: answer
-        self.key, self.models = key, models
-        self.requests, self.faults, self.always = [], [], None
-        self.running = self.most_running = self.answered = 0
+        self.models, self.answered = models, 0
 
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            return
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await self.respond(scope, body, send)
-        finally:
-            self.running -= 1
-
-    async def respond(self, scope, body, send):
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
-            return await self.send(send, 401, {"error": {"message": "no such key"}})
-        if scope["path"] == "/v1/models":
-            return await self.send(send, 200, {"data": [{"id": name} for name in self.models]})
-        if scope["path"] != "/v1/chat/completions":
-            return await self.send(send, 404, {"error": {"message": "Not Found"}})
+    async def respond(self, method, path, headers, body, send):
+        if path == "/v1/models":
+            return ok({"data": [{"id": name} for name in self.models]})
+        if path != "/v1/chat/completions":
+            return error(404, "Not Found")
         request = json.loads(body)
         self.requests.append(request)
-        fault = self.faults.pop(0) if self.faults else self.always
-        if fault == "hang":
-            await asyncio.sleep(3600)
-        if fault == "drop":
-            raise ConnectionResetError
-        if fault == "drip":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": b" ", "more_body": True})
-                await asyncio.sleep(0.02)
+        fault = await self.next_fault(send)
         if isinstance(fault, tuple):
-            return await self.send(send, *fault)
+            status, content, headers = (*fault, {})[:3]
+            return status, headers, content if isinstance(content, bytes) else json.dumps(content).encode()
         if request["model"] not in self.models:
-            return await self.send(send, 404, {"error": {"message": "no such model"}})
+            return error(404, "no such model")
         status, answer = await self.answer_to(request)
         if status == 200:
             answer = await self.spoil(answer, fault)
         self.answered += 1
-        return await self.send(send, status, answer)
+        return status, {}, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
     async def answer_to(self, request):
         """Return the status and the body of the answer to a request."""
@@ -113,9 +85,3 @@ class ChatApp:
         if fault == "empty":
             choice["message"]["content"] = ""
         return answer
-
-    async def send(self, send, status, content, extra=None):
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        headers = [(k.encode(), v.encode()) for k, v in (extra or {}).items()]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})

@@ -1,8 +1,5 @@
 """Weighted sums and ensembles: arithmetic, names of components, and missing scores."""
 
-import json
-
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -127,30 +124,6 @@ def test_ensemble_reductions(options, expected):
     assert scores.infos["disagreement"].tolist() == [0.5, 1.5, 0.0, 2.5]
 
 
-def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
-    folder = str(tiny_models.save_reward_model(tmp_path))
-    spec = {
-        "kind": "weighted",
-        "scorers": {"quality": {"path": folder}, "pair": {"kind": "ensemble", "scorers": [folder, folder]}},
-        "weights": {"quality": 0.25, "pair": 0.75},
-    }
-    spec = json.loads(json.dumps(spec))
-    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=spec, prompts=["What?"])
-    envs.reset(seed=0)
-    _, rewards, _, _, _ = envs.step(("The sum", "Natalia"))
-    plain = gym_rm.load_scorer(folder)
-    assert rewards == pytest.approx(
-        plain.score(
-            [
-                [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
-                for q, a in (("What?", "The sum"), ("What?", "Natalia"))
-            ]
-        ).rewards,
-        abs=1e-5,
-    )
-    envs.close()
-
-
 class Simulator:
     def score(self, conversations, prompts=None):
         return Scores.from_rewards([1.0] * len(conversations))
@@ -203,14 +176,6 @@ def test_an_episode_ends_if_any_scorer_ends_it():
     scorers = {"one": PromptRecorder(ends="o"), "other": PromptRecorder(ends="s"), "silent": PromptRecorder()}
     assert WeightedScorer(scorers).score(CONVERSATIONS).terminations.tolist() == [True, False, False, True]
     assert WeightedScorer({"silent": PromptRecorder()}).score(CONVERSATIONS).terminations is None
-
-
-def test_infos_are_named_after_their_scorer():
-    scores = WeightedScorer({"one": PromptRecorder(), "nested": WeightedScorer({"two": PromptRecorder()})}).score(
-        CONVERSATIONS
-    )
-    assert set(scores.infos) == {"one/first", "nested/two/first"}
-    assert scores.infos["nested/two/first"].tolist() == ["o", "t", "", "s"]
 
 
 # --- the scorers themselves

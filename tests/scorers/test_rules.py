@@ -36,6 +36,7 @@ def test_a_conversation_without_a_reply_has_no_score(kind):
         ("think_answer", "<think>a\nb</think>\n<answer>18</answer>", 1.0),
         ("think_answer", "  <think></think>\n<answer></answer>\n", 1.0),
         ("think_answer", "<think>a</think><answer>18</answer>", 0.0),
+        ("think_answer", "a</think>\n<answer>18</answer>", 0.0),
         ("think_answer", "Well, <think>a</think>\n<answer>18</answer>", 0.0),
         ("think_answer", "<think>a</think>\n<answer>18</answer>\n<answer>19</answer>", 0.0),
         ("boxed", r"so \boxed{18}", 1.0),
@@ -59,10 +60,6 @@ def test_formats(name, reply, expected):
 )
 def test_a_tag_that_the_template_opened_is_taken_as_written(reply, expected):
     assert value(FormatScorer(format="think_answer", thinking="opened"), reply) == expected
-
-
-def test_a_closing_tag_alone_is_no_format():
-    assert value(FormatScorer(format="think_answer"), "a</think>\n<answer>18</answer>") == 0.0
 
 
 def test_rules_judge_the_answer_alone_and_give_their_lowest_value_without_one():

@@ -153,17 +153,6 @@ def test_an_exception_is_an_error_of_the_rows_of_its_scorer_when_no_scorer_runs_
     assert 'raise RuntimeError("no")' in caplog.text
 
 
-def test_a_scorer_that_raises_gets_the_fallback_reward_of_the_environment():
-    def broken(conversations):
-        raise OSError("down")
-
-    envs = gym.make_vec("Mixed-v0", 2, scorers={"broken": broken, "length": length}, fallback_reward=-1, prompts=["q"])
-    envs.reset(seed=0)
-    _, rewards, _, _, infos = envs.step(["a", "b"])
-    assert rewards.tolist() == [-1.0, -1.0]
-    assert not infos["final_info"]["score_ok"].any()
-
-
 def test_a_component_that_a_row_lacks_is_an_error_of_the_row_and_not_a_zero():
     def parts(conversations):
         halves = [size / 2 if size > 1 else np.nan for size in length(conversations)]

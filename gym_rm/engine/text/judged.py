@@ -15,11 +15,10 @@ from gym_rm.engine.text.messages import plain_content
 from gym_rm.engine.text.thinking import UNFINISHED, Thinking
 from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import check_rows
-from gym_rm.scores import Scores, ScoringError
+from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompts
 
 Judged: TypeAlias = Literal["all", "answer"]
-Score: TypeAlias = Callable[[Sequence[Conversation], Prompts], Scores]
 ThinkingOption: TypeAlias = Annotated[Any, pydantic.BeforeValidator(Thinking.parse)]
 EMPTY = Message(role="assistant", content="")
 NO_OUTCOME = f"{UNFINISHED}; pass unfinished=, the reward of such a reply, or fallback_reward= to the environment"
@@ -43,27 +42,13 @@ class JudgedOptions(Config):
         values = {"judged": judged, "thinking": self.thinking.setting, "unfinished": self.unfinished}
         return {name: value for name, value in values.items() if value is not None}
 
-    def score(
-        self, conversations: Sequence[Conversation], prompts: Prompts, score: Score, *, as_empty: bool = False
-    ) -> Scores:
-        """Return the scores that a function gives to what is judged of N conversations.
-
-        Last replies with thinking have the infos `thinking_characters` and `answer_characters`. A reply without an
-        answer gets `unfinished`, or with `as_empty` the score of an empty reply.
-        """
-        kept, prompts_of_kept, complete = self.read(conversations, prompts, as_empty=as_empty)
-        try:
-            scores = score(kept, prompts_of_kept)
-        except ScoringError as error:
-            scores = error.scores
-        return complete(scores).raise_for_errors()
-
     def read(
         self, conversations: Sequence[Conversation], prompts: Prompts, *, as_empty: bool = False
     ) -> tuple[Sequence[Conversation], Prompts, Callable[[Scores], Scores]]:
-        """Return what to score, its prompts, and the function that adds the rows that are not scored to the scores.
+        """Return what to score, its prompts, and the function that makes scores of these into scores of all N rows.
 
-        A caller that cannot pass a function to `score` scores these conversations itself.
+        Last replies with thinking have the infos `thinking_characters` and `answer_characters`. A reply without an
+        answer gets `unfinished`, or with `as_empty` the score of an empty reply.
         """
         check_rows(conversations, prompts)
         if self.judged == "all":

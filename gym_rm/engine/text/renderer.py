@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
-from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
+from gym_rm.engine.text.dropped_text import DroppedText
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import (
     check_conversation,
     check_text,
     extra_fields,
     joined,
-    split_tools,
     texts_of,
     warn_without_reply,
     with_tools,
@@ -43,23 +41,7 @@ from gym_rm.types import Conversation
 Turns: TypeAlias = Literal["last", "all"]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
-REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a template writes around the messages of a conversation.
-
-    Attributes:
-        control_tokens: the control tokens, in order.
-        unwritten: indices of the messages, without tools, that the template does not write.
-        overhead: number of characters around the messages, without white space.
-    """
-
-    control_tokens: tuple[str, ...]
-    unwritten: frozenset[int]
-    overhead: int
 
 
 class Renderer:
@@ -95,10 +77,11 @@ class Renderer:
         step_token = self.input_format.step_token
         written = (*self._template.examples, self._template.all_sources, step_token or "")
         self._control = ControlTokens(tokenizer, "".join(written))
-        self._dropped = DroppedText(self._template.all_sources)
+        self._dropped = DroppedText(
+            self._template, self._control, self.input_format, dropped_text=settings.dropped_text
+        )
         reads = not self.input_format.policy
         self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns) if reads else ()
-        self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._step_id = token_of(tokenizer, step_token) if step_token else None
 
     @property
@@ -112,20 +95,21 @@ class Renderer:
     ) -> list[Rendered | ConversationError]:
         """Render N conversations, with the tools of each. The result for an invalid one is a ConversationError."""
         results: dict[int, Rendered | ConversationError] = {}
-        plain: dict[int, tuple[Conversation, str]] = {}  # these are tokenised together
+        written: dict[int, tuple[Conversation, str, HiddenText | None]] = {}
         for row, conversation in enumerate(conversations):
             try:
-                conversation = self._check(conversation, () if tools is None else tools[row])
-                written = None if self.chat_template is None else self._write(conversation)
-                if written is None or written[1] is not None:
-                    results[row] = self._fit(conversation, self._render(conversation, written))
+                checked = self._check(conversation, () if tools is None else tools[row])
+                if self.chat_template is None:
+                    results[row] = self._fit(checked, self._pair(checked))
                 else:
-                    plain[row] = conversation, written[0]
+                    written[row] = checked, *self._write(checked)
             except ConversationError as error:
                 results[row] = error
-        encoded = self._tokenize_parts([text for _, text in plain.values()])
-        for (row, (conversation, text)), ids in zip(plain.items(), encoded, strict=True):
+        plain = {row: text for row, (_, text, hidden) in written.items() if hidden is None}
+        encoded = dict(zip(plain, self._tokenize_parts(list(plain.values())), strict=True))
+        for row, (conversation, text, hidden) in written.items():
             try:
+                ids = encoded[row] if hidden is None else self._special.add(self._ids(text, hidden))
                 results[row] = self._fit(conversation, self._annotate(conversation, text, ids))
             except ConversationError as error:
                 results[row] = error
@@ -239,9 +223,9 @@ class Renderer:
         if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
             self._refuse_long(text)
-            if self._control.find(text) == self._shape(conversation).control_tokens:
+            if self._control.find(text) == self._dropped.frame(conversation).control_tokens:
                 return text, None
-            self._count_dropped(conversation, text)  # a message that is not written explains it better
+            self._dropped.count(conversation, text)  # a message that is not written explains it better
         hidden = self._control.hide(conversation, self._template.write)
         self._refuse_long(hidden.original)
         return hidden.original, hidden
@@ -260,21 +244,25 @@ class Renderer:
             if found > most:
                 raise too_long(f"more than {most // 2}", self.max_length)
 
-    def _render(self, conversation: Conversation, written: tuple[str, HiddenText | None] | None = None) -> Rendered:
-        """Render one conversation, whether or not its messages contain control tokens."""
+    def _pair(self, conversation: Conversation) -> Rendered:
+        """Render a conversation for an encoder without a chat template: the prompt and the reply as a text pair."""
+        first, second = joined(conversation[:-1]), conversation[-1]["content"]
+        self._refuse_long(f"{first}\n{second}")
+        encoding = self._control.encode_pair(first, second)
+        types = encoding.sequence_ids
+        segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
+        return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
+
+    def _render(self, conversation: Conversation) -> Rendered:
+        """Render one checked conversation, whatever its length."""
         if self.chat_template is None:
-            first, second = joined(conversation[:-1]), conversation[-1]["content"]
-            self._refuse_long(f"{first}\n{second}")
-            encoding = self._control.encode_pair(first, second)
-            types = encoding.sequence_ids
-            segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
-            return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
-        text, hidden = written or self._write(conversation)
+            return self._pair(conversation)
+        text, hidden = self._write(conversation)
         return self._annotate(conversation, text, self._special.add(self._ids(text, hidden)))
 
     def _annotate(self, conversation: Conversation, text: str, ids: TokenIds) -> Rendered:
         """Check what the text has of the conversation, and set `reply_start` if the kind needs it."""
-        rendered = Rendered(ids, dropped_characters=self._count_dropped(conversation, text))
+        rendered = Rendered(ids, dropped_characters=self._dropped.count(conversation, text))
         if self._step_id is not None:
             rendered = replace(rendered, step_ends=tuple(end for _, end in self.input_format.step_spans(conversation)))
             found, expected = int((ids == self._step_id).sum()), len(rendered.step_ends)
@@ -288,65 +276,6 @@ class Renderer:
         if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
             raise ConversationError("the conversation must end with a reply of the assistant to a prompt.")
         return replace(rendered, reply_start=self.prompt_length(conversation, rendered))
-
-    def _count_dropped(self, conversation: Conversation, text: str) -> int:
-        """Return the number of characters in messages that are not in the text that the template writes.
-
-        Raises:
-            ConversationError: the template drops text, and the option `dropped_text` does not allow it.
-        """
-        shape = self._shape(conversation)
-        tools, conversation = split_tools(conversation)
-        if not shape.unwritten and not any(map(extra_fields, conversation)):
-            arranged = self.input_format.arrange(conversation)[: len(conversation)]
-            if contains_all([message["content"] for message in arranged], text, overhead=shape.overhead):
-                return 0
-        dropped = self._dropped.find(
-            conversation,
-            lambda traced: self._template.write(with_tools(traced, tools or ())),
-            unwritten=shape.unwritten,
-        )
-        for missing in dropped:
-            role = conversation[missing.index]["role"]
-            last = missing.index == len(conversation) - 1
-            of_reply = missing.field == "content" and role == "assistant" and missing.index not in shape.unwritten
-            reasoning = not last and (missing.field in REASONING or of_reply)
-            if self.dropped_text == "error" and (last or missing.whole) and not reasoning:
-                raise missing.error(role)
-        if dropped:
-            warn_once(
-                f"the chat template of {self.tokenizer.name_or_path!r} does not write all text of the messages (for "
-                "example the reasoning of earlier replies). The rest is not scored; "
-                "Scores.infos['dropped_characters'] has the number of missing characters."
-            )
-        return sum(missing.characters for missing in dropped)
-
-    def _shape(self, conversation: Conversation) -> _Shape:
-        """Return what the template writes around the messages of a conversation with these roles and steps."""
-        steps = len(self.input_format.steps(conversation))
-        has_text = [bool(content) and not content.isspace() for content in (m["content"] for m in conversation)]
-        tools, messages = split_tools(conversation)
-        roles = ((message["role"], text) for message, text in zip(conversation, has_text, strict=True))
-        key = (steps, None if tools is None else json.dumps(tools), *roles)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._measure(conversation, has_text, steps)
-            if len(conversation) <= REMEMBERED_TURNS and not any(map(extra_fields, messages)):
-                if len(self._shapes) >= REMEMBERED_SHAPES:
-                    self._shapes.clear()
-                self._shapes[key] = shape
-        return shape
-
-    def _measure(self, conversation: Conversation, has_text: list[bool], steps: int) -> _Shape:
-        marks = [f"{1000 + k}{str(1000 + k)[::-1]}" for k in range(len(conversation))]
-        contents = [mark if present else "" for mark, present in zip(marks, has_text, strict=True)]
-        if steps:
-            contents[-1] = self.input_format.step_separator.join([marks[-1]] * steps)
-        neutral = [self._control.neutral(m, content) for m, content in zip(conversation, contents, strict=True)]
-        text = self._template.write(neutral)
-        start = len(conversation) - len(split_tools(conversation)[1])
-        unwritten = frozenset(k - start for k, content in enumerate(contents) if content and marks[k] not in text)
-        return _Shape(self._control.find(text), unwritten, len(pack(text)) - sum(map(len, contents)))
 
     def _fit(self, conversation: Conversation, rendered: Rendered) -> Rendered:
         """Apply the options `max_length` and `overlong`."""

@@ -47,6 +47,7 @@ class ChatTemplate:
         variables: extra variables for the template.
 
     Attributes:
+        name: folder or hub id of the tokenizer.
         source: Jinja source, or None for an encoder without a chat template, which writes nothing.
         all_sources: this source, and that of the template named `"tool_use"`, which writes conversations with tools.
         hash: the first 16 hexadecimal digits of the SHA-256 of `all_sources`.
@@ -73,7 +74,7 @@ class ChatTemplate:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so conversations cannot be "
                 "written in the format that the model was trained on; pass chat_template= (Jinja source)."
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self.name = tokenizer, tokenizer.name_or_path
         self._input_format = input_format
         self._variables = variables
         self.all_sources = (source or "") + (for_tools or "")

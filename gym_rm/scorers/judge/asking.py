@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gym_rm.errors import RowError
 from gym_rm.generation.chat import ChatModel, ChatReply, check_replies
 from gym_rm.scorers.judge.questions import Question, Questions
 from gym_rm.scorers.judge.verdicts import NoVerdict
@@ -29,7 +30,7 @@ class Answer:
     """
 
     values: tuple[float, ...] | None = None
-    error: str | None = None
+    error: RowError | None = None
     text: str = ""
     reason: str = "it was not asked"
     attempts: int = 0
@@ -65,8 +66,10 @@ def ask(
     late = f" within timeout={timeout:g}" if time.monotonic() >= deadline else ""
     for question in unread:
         said = answers[question.seed]
-        error = f"the judge gave no verdict{late} in {said.attempts} answers: {said.reason}; its last: "
-        answers[question.seed] = dataclasses.replace(said, error=f"{error}{said.text[-100:]!r}")
+        why = (
+            f"the judge gave no verdict{late} in {said.attempts} answers: {said.reason}; its last: {said.text[-100:]!r}"
+        )
+        answers[question.seed] = dataclasses.replace(said, error=RowError(why, "timed_out" if late else "failed"))
     return answers
 
 
@@ -81,7 +84,8 @@ def _messages(question: Question, before: Answer) -> list[Message]:
 
 def _next(before: Answer, reply: ChatReply, how: Questions, question: Question) -> Answer:
     if reply.error is not None:
-        return dataclasses.replace(before, error=f"no answer of the judge: {reply.error}")
+        kind = getattr(reply.error, "kind", "failed")
+        return dataclasses.replace(before, error=RowError(f"no answer of the judge: {reply.error}", kind))
     tokens = None if before.tokens is None or reply.num_tokens is None else before.tokens + reply.num_tokens
     answer = Answer(text=reply.text, attempts=before.attempts + 1, tokens=tokens)
     if not reply.finished and len(reply.top_log_probs) != 1:  # one token is all that some judges write

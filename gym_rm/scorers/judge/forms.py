@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import pydantic
 import regex
 
-from gym_rm.config import Config, Finite
+from gym_rm.config import Config, Finite, Flag
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorers.judge.verdicts import ENDS, NUMBER, NoVerdict, line_of, number_on, object_at, read_last
 
@@ -31,12 +31,6 @@ class VerdictForm(Config):
 
     form: Literal["json_pair", "boxed_pair", "last", "json_scores", "log_odds"]
     """Name of the form."""
-    first: str = "score_1"
-    """Key of the first score of `json_pair`."""
-    second: str = "score_2"
-    """Key of the second score of `json_pair`."""
-    ranking: str = "ranking"
-    """Key of the ranking of `json_pair`."""
     line: str = ""
     """Name before the value of `last` or the object of `json_scores`, as in `Score: 7`. With `{{ mark }}` in the mode's
     `ending`, only a line with the mark is a verdict."""
@@ -44,12 +38,10 @@ class VerdictForm(Config):
     """Regular expression of `last`, with one group; instead of `line`."""
     values: dict[str, Finite] | None = None
     """Value of the first reply for each text of the group of `last`, from 0 to 1; None if it is a number."""
-    key: str = "scores"
-    """Key of the scores of `json_scores` without a `line`."""
     name: str = "{number}"
     """Name of a reply in `json_scores`."""
-    items: dict[str, str] | None = None
-    """Keys `id` and `score` if the scores of `json_scores` are a list of objects."""
+    listed: Flag = False
+    """Whether the scores of `json_scores` are a list of objects with a `trajectory_id` and a `score`, as in RULER."""
     answers: tuple[str, str] = (" Yes", " No")
     """The two answers of `log_odds`."""
 
@@ -64,8 +56,6 @@ class VerdictForm(Config):
                 raise ValueError(f"pattern must have one group, got {self.pattern!r}")
         if any(not 0 <= value <= 1 for value in (self.values or {}).values()):
             raise ValueError(f"values must be from 0 to 1, got {self.values}")
-        if self.items is not None and set(self.items) != {"id", "score"}:
-            raise ValueError(f"items must have the keys id and score, got {self.items}")
         if self.name.replace("{number}", "").count("{"):
             raise ValueError(f"name can have {{number}}, got {self.name!r}")
         return self
@@ -96,7 +86,7 @@ def read_verdict(
     text = reply.text
     match form.form:
         case "json_pair":
-            return _json_pair(text, form, scale)
+            return _json_pair(text, scale)
         case "boxed_pair":
             return _boxed_pair(text, scale)
         case "last":
@@ -120,13 +110,13 @@ def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float
     return first + (TIED_RANK - ranking), second - (TIED_RANK - ranking)
 
 
-def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
-    values = _last_object(text, (form.first, form.second, form.ranking))
-    ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
-    if form.first not in values and form.second not in values:
+def _json_pair(text: str, scale: Scale) -> tuple[float, ...]:
+    values = _last_object(text, ("score_1", "score_2", "ranking"))
+    ranking = number_on(RANKS, values["ranking"]) if "ranking" in values else None
+    if "score_1" not in values and "score_2" not in values:
         middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
         return tiebroken(middle, middle, ranking)
-    return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
+    return tiebroken(number_on(scale, values.get("score_1")), number_on(scale, values.get("score_2")), ranking)
 
 
 def _last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
@@ -172,23 +162,21 @@ def _last_value(text: str, form: VerdictForm, values: Mapping[str, float] | None
 
 def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale, mark: str) -> tuple[float, ...]:
     names = [form.name.format(number=number) for number in range(1, size + 1)]
-    listed, pairs = _listed_scores(text, form, mark), []
-    if form.items is None and isinstance(listed, Mapping):
-        pairs = list(listed.items())
-    elif form.items is not None and isinstance(listed, list):
-        entries = [each for each in listed if isinstance(each, dict)]
-        pairs = [(str(each.get(form.items["id"])), each.get(form.items["score"])) for each in entries]
+    if form.line:
+        opener = rf"{line_of(form.line, mark)}[\s`]*+(?:json\s*+)?(?=\{{)"
+        told: Any = read_last(text, opener, lambda match: object_at(match.string, match.end()), mark=mark)
+    else:
+        told = _last_object(text, ("scores",))["scores"]
+    pairs = []
+    if form.listed and isinstance(told, list):
+        entries = [each for each in told if isinstance(each, dict)]
+        pairs = [(str(each.get("trajectory_id")), each.get("score")) for each in entries]
+    elif not form.listed and isinstance(told, Mapping):
+        pairs = list(told.items())
     if sorted(name for name, _ in pairs) != sorted(names):
         raise NoVerdict(f"expected a score for each of {names}, once, got {[name for name, _ in pairs]}")
     scores = dict(pairs)
     return tuple(number_on(scale, scores[name]) for name in names)
-
-
-def _listed_scores(text: str, form: VerdictForm, mark: str) -> Any:
-    if not form.line:
-        return _last_object(text, (form.key,))[form.key]
-    opener = rf"{line_of(form.line, mark)}[\s`]*+(?:json\s*+)?(?=\{{)"
-    return read_last(text, opener, lambda match: object_at(match.string, match.end()), mark=mark)
 
 
 def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:

@@ -6,8 +6,9 @@
 | `circular` | N | each with the next one in the call, so that each is first once and second once |
 | `reference` | 2 N | each with the reference reply, with each of them first |
 
-`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once. A judge that prefers a place
-gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both comparisons.
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once, and count once. A judge that
+prefers a place gives equal replies equal means only if each was seen in both places, so in a circle a reply needs both
+comparisons.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gym_rm.errors import ConversationError, warn_once
+from gym_rm.errors import ConversationError, RowError, warn_once
 from gym_rm.generation.chat import seed_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
@@ -37,23 +39,29 @@ from gym_rm.types import Conversation, Message
 
 ORDERS = ((0, 1), (1, 0))
 COSTS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
+LIST_SIZE = 16  # most different replies in a question
+MIN_COMPARISONS = 0.5  # of a reply, that must have a verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of a row among replies that a judge saw together, with the verdicts; None if there are none."""
+    """The place of a row among replies that a judge saw together, with the verdicts on them."""
 
     case: Case
     place: int
-    found: Verdicts | None
-    error: str | None
+    verdicts: Verdicts
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Values of the row's reply, one for each sample that has its verdicts."""
+        return self.verdicts.values[:, self.place]
 
     @property
     def value(self) -> float:
         """Mean value of the row's reply. Raises NoVerdict if there is none."""
-        if self.found is None:
-            raise NoVerdict(str(self.error))
-        return float(self.found.values[:, self.place].mean())
+        if self.verdicts.error is not None and not len(self.values):
+            raise NoVerdict(self.verdicts.error)
+        return float(self.values.mean())
 
 
 class JudgeMode(abc.ABC):
@@ -62,23 +70,20 @@ class JudgeMode(abc.ABC):
     Args:
         questions: writes the questions.
         options: those of the judge.
+
+    Attributes:
+        relative: whether a reward depends on the other rows of a call.
+        choices: whether verdicts are choices, not scores.
+        settings: settings of this mode, for `Provenance`.
     """
 
     name: str
+    relative = False
     choices = False
 
     def __init__(self, questions: Questions, options: JudgeOptions) -> None:
         self.questions, self.options = questions, options
-
-    @property
-    def relative(self) -> bool:
-        """Whether a reward depends on the other rows of a call."""
-        return False
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of this mode, for `Provenance`."""
-        return {}
+        self.settings: dict[str, Any] = {}
 
     def plan(self, rows: Sequence[JudgeRow]) -> Plan:
         """Return the questions of a call."""
@@ -90,28 +95,32 @@ class JudgeMode(abc.ABC):
         """Return the scores of all rows from the answers, by the seeds of the questions."""
         seats: list[list[Seat]] = [[] for _ in rows]
         for case in plan.cases:
-            found, error = case.verdicts(answers, choices=self.choices), case.error(answers)
+            verdicts = case.verdicts(answers, choices=self.choices)
             for place, numbers in enumerate(case.rows):
                 for row in numbers:
-                    seats[row].append(Seat(case, place, found, error))
+                    seats[row].append(Seat(case, place, verdicts))
         rewards, errors = [math.nan] * len(rows), [plan.errors.get(row) for row in range(len(rows))]
         components: list[Mapping[str, float]] = [{} for _ in rows]
+        infos: list[Mapping[str, Any]] = [{} for _ in rows]
         for row in range(len(rows)):
             if errors[row] is None:
                 try:
-                    rewards[row], components[row] = self._reward(seats[row], plan.ties.get(row, 0.0))
+                    rewards[row], components[row] = self._reward(seats[row])
+                    infos[row] = self._infos(seats[row], answers)
                 except (NoVerdict, ConversationError) as error:
-                    errors[row] = str(error)
-        infos = self._infos(seats, plan, answers, [error is None for error in errors])
-        names = dict.fromkeys(name for each in components for name in each)
-        columns = {name: [each.get(name, math.nan) for each in components] for name in names}
-        return Scores.from_rewards(rewards, components=columns, errors=errors, infos=infos)
+                    errors[row] = RowError.of(error)
+        return Scores.from_rewards(
+            rewards,
+            components=_columns(components),
+            errors=errors,
+            infos={**_columns(infos), **_costs(seats, answers)},
+        )
 
     @abc.abstractmethod
     def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
         """Add what is asked about these rows to the plan."""
 
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
         """Return the reward of a row and its components. Raises NoVerdict if it has none."""
         return seats[0].value, {}
 
@@ -140,23 +149,15 @@ class JudgeMode(abc.ABC):
                     asked.append((order, self.questions.question(shown, sample)))
                 samples.append(tuple(asked))
         except ConversationError as error:
-            plan.fail([row for numbers in places for row in numbers], str(error))
+            plan.fail([row for numbers in places for row in numbers], RowError.of(error))
         else:
             plan.cases.append(Case(tuple(places), tuple(samples), criterion))
 
-    def _infos(
-        self, seats: Sequence[Sequence[Seat]], plan: Plan, answers: Mapping[int, Answer], scored: Sequence[bool]
-    ) -> Mapping[str, Sequence[Any]]:
-        """Return what the judge wrote, how sure it is, and what it cost, of all rows."""
-        first = [each[0].case.questions[0] if each else None for each in seats]
-        texts = [None if question is None else answers[question.seed].text for question in first]
-        judgements = [(text or "") if has else None for text, has in zip(texts, scored, strict=True)]
-        spreads = [
-            [0.0] * (row in plan.ties) + [float(seat.found.values[:, seat.place].std()) for seat in each if seat.found]
-            for row, each in enumerate(seats)
-        ]
-        disagreement = [_mean(each) if has else math.nan for each, has in zip(spreads, scored, strict=True)]
-        return {"judgement": judgements, "disagreement": disagreement, **_costs(seats, answers)}
+    def _infos(self, seats: Sequence[Seat], answers: Mapping[int, Answer]) -> dict[str, Any]:
+        """Return what the judge wrote of a row first, and how sure it is."""
+        first = answers[seats[0].case.questions[0].seed].text
+        spreads = [float(seat.values.std()) for seat in seats if len(seat.values)]
+        return {"judgement": first, "disagreement": _mean(spreads)}
 
 
 class ScoreMode(JudgeMode):
@@ -178,11 +179,7 @@ class RubricMode(JudgeMode):
     def __init__(self, questions: Questions, options: JudgeOptions) -> None:
         super().__init__(questions, options)
         self._criteria = () if options.rubric is None else read_rubric(options.rubric)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The criteria."""
-        return {"rubric": [each.model_dump(mode="json") for each in self._criteria] or "of each row"}
+        self.settings = {"rubric": [each.model_dump(mode="json") for each in self._criteria] or "of each row"}
 
     def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
         for row in numbers:
@@ -191,12 +188,12 @@ class RubricMode(JudgeMode):
             try:
                 criteria = rubric_of_row(rows[row].prompt) if has_own or not self._criteria else self._criteria
             except ConversationError as error:
-                plan.fail([row], str(error))
+                plan.fail([row], RowError.of(error))
                 continue
             for criterion in criteria:
                 self._add(plan, rows, [(row,)], before, [[reply]], criterion=criterion)
 
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
         weights, values, components = list[float](), list[float](), dict[str, float]()
         for seat in seats:
             assert seat.case.criterion is not None
@@ -213,16 +210,11 @@ class ListwiseMode(JudgeMode):
     name = "listwise"
     relative = True
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The largest list."""
-        return {"list_size": self.options.list_size}
-
     def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
         for before, different in _groups(rows, numbers):
             different.sort(key=lambda each: _text(each[1]))  # the order of the rows changes nothing
-            if len(different) > (most := self.options.list_size):
-                reason = f"the group has {len(different)} different replies, more than list_size={most}"
+            if len(different) > LIST_SIZE:
+                reason = RowError(f"the group has {len(different)} different replies, a list at most {LIST_SIZE}")
                 plan.fail([row for same, _ in different for row in same], reason)
             else:
                 same, replies = zip(*different, strict=True)
@@ -238,21 +230,9 @@ class PairwiseMode(JudgeMode):
         super().__init__(questions, options)
         self.choices = questions.mode.is_choice
         self.comparisons = options.comparisons or ("reference" if options.style == OURS else "all_pairs")
-        twice = self.comparisons != "circular" if options.both_orders is None else options.both_orders
-        self._orders = ORDERS if twice else ORDERS[:1]
-        # In a circle with one order, a reply is seen once in each place, and needs both.
-        self._min_share = 1.0 if self.comparisons == "circular" and not twice else options.min_comparisons
-
-    @property
-    def relative(self) -> bool:
-        """Whether the replies of a call are compared with each other."""
-        return self.comparisons != "reference"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What is compared, and how often."""
-        share = self.options.min_comparisons
-        return {"comparisons": self.comparisons, "orders": len(self._orders), "min_comparisons": share}
+        self.relative = self.comparisons != "reference"
+        self._orders = ORDERS[:1] if self.comparisons == "circular" else ORDERS
+        self.settings = {"comparisons": self.comparisons}
 
     def _plan(self, plan: Plan, rows: Sequence[JudgeRow], numbers: Sequence[int]) -> None:
         if self.comparisons == "reference":
@@ -269,9 +249,7 @@ class PairwiseMode(JudgeMode):
             text = self.options.thinking.split({"content": text})[1]
         if not isinstance(text, str) or not text.strip():
             reason = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
-            plan.fail([row], reason)
-        elif self.choices and dict(reply) == {"role": "assistant", "content": text}:
-            plan.ties[row] = 1.0
+            plan.fail([row], RowError(reason, "invalid"))
         else:
             replies = [[reply], [Message(role="assistant", content=text)]]
             self._add(plan, rows, [(row,), ()], before, replies, orders=self._orders)
@@ -279,69 +257,46 @@ class PairwiseMode(JudgeMode):
     def _with_each_other(
         self, plan: Plan, rows: Sequence[JudgeRow], before: Conversation, different: Sequence[_Same]
     ) -> None:
-        members = [row for same, _ in different for row in same]
-        pairs = pairs_of(self.comparisons, len(different))
-        if len(members) == 1 and self.options.unfinished is None:
-            plan.fail(members, "there is no other reply to the same prompt in this call to compare with")
+        if sum(len(same) for same, _ in different) == 1 and self.options.unfinished is None:
+            reason = RowError("there is no other reply to the same prompt in this call to compare with")
+            plan.fail(different[0][0], reason)
             return
-        if len(different) == 1 and not self.choices:  # only the judge can say what two equal replies are worth
-            pairs = [(0, 0)]
-        elif self.choices and (self.comparisons == "all_pairs" or len(different) == 1):
-            plan.ties.update({row: len(same) - 1.0 for same, _ in different for row in same if len(same) > 1})
+        size, pairs = len(different), list(itertools.combinations(range(len(different)), 2))
+        if self.comparisons == "circular" or size == 1:  # one reply, perhaps of several rows, is compared with itself
+            pairs = [(number, (number + 1) % size) for number in range(size)]
         for one, other in pairs:
-            texts = sorted([_text(different[one][1]), _text(different[other][1])])
-            if self.comparisons != "circular" and seed_of(texts) % 2:
-                one, other = other, one  # who is first in a single order must not depend on the order of the rows
             places = [different[one][0], different[other][0]]
             replies = [different[one][1], different[other][1]]
             orders = self._orders if one != other else ORDERS[:1]
             self._add(plan, rows, places, before, replies, orders=orders)
 
-    def _reward(self, seats: Sequence[Seat], ties: float) -> tuple[float, Mapping[str, float]]:
-        values, given = [0.5], [ties]
-        for seat in seats:
-            values.append(math.nan if seat.found is None else seat.value)
-            others = seat.case.rows[1 - seat.place]
-            given.append(float(len(others)) if self.comparisons == "all_pairs" and others else 1.0)
-        weights = np.where(np.isnan(values), 0.0, given)
-        read, total = float(weights.sum()), sum(given)
-        if not read or read < self._min_share * total:
-            reason = next((seat.error for seat in seats if seat.error), "it was not compared with any reply")
-            counts = f"{read:g} of {total:g} comparisons have a verdict"
-            raise NoVerdict(f"{counts}, but {self._min_share:.0%} of them are needed: {reason}")
-        if read < total:
+    def _reward(self, seats: Sequence[Seat]) -> tuple[float, Mapping[str, float]]:
+        values = [seat.value for seat in seats if len(seat.values)]
+        # In a circle, a reply is seen once in each place, and needs both.
+        needed = 1.0 if self.comparisons == "circular" else MIN_COMPARISONS
+        if not values or len(values) < needed * len(seats):
+            error = next(seat.verdicts.error for seat in seats if seat.verdicts.error)
+            counts = f"{len(values)} of {len(seats)} comparisons have a verdict"
+            raise NoVerdict(RowError(f"{counts}, but {needed:.0%} of them are needed: {error}", error.kind))
+        if len(values) < len(seats):
             warn_once(
                 "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
-                "counts them, and min_comparisons= says how many a reply needs."
+                "counts them."
             )
-        return float(np.nan_to_num(values) @ weights / read), {}
+        return math.fsum(values) / len(values), {}
 
-    def _infos(
-        self, seats: Sequence[Sequence[Seat]], plan: Plan, answers: Mapping[int, Answer], scored: Sequence[bool]
-    ) -> Mapping[str, Sequence[Any]]:
-        consistent, first = [], []
-        for row, each in enumerate(seats):
-            kept = [seat.found.consistent for seat in each if seat.found]
-            kept = [1.0] * (row in plan.ties) + [share for share in kept if math.isfinite(share)]
-            consistent.append(_mean(kept) if scored[row] else math.nan)
-            verdicts = [answers[question.seed].values for seat in each for question in seat.case.questions]
-            decided = [said[0] > said[1] for said in verdicts if said is not None and said[0] != said[1]]
-            first.append(_mean(decided))
-        infos = super()._infos(seats, plan, answers, scored)
-        return {**infos, "position_consistent": consistent, "prefers_first": first}
+    def _infos(self, seats: Sequence[Seat], answers: Mapping[int, Answer]) -> dict[str, Any]:
+        kept = [seat.verdicts.consistent for seat in seats if math.isfinite(seat.verdicts.consistent)]
+        verdicts = [answers[question.seed].values for seat in seats for question in seat.case.questions]
+        first = [said[0] > said[1] for said in verdicts if said is not None and said[0] != said[1]]
+        infos = super()._infos(seats, answers)
+        return {**infos, "position_consistent": _mean(kept), "prefers_first": _mean(first)}
 
 
 MODES: Mapping[str, type[JudgeMode]] = {mode.name: mode for mode in (ScoreMode, PairwiseMode, ListwiseMode, RubricMode)}
 
 _Same = tuple[tuple[int, ...], Conversation]
 """The rows that have a reply, and the reply."""
-
-
-def pairs_of(how: str, size: int) -> list[tuple[int, int]]:
-    """Return the pairs of a group of different replies to compare, by their numbers; see the top of this file."""
-    if how == "circular":
-        return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
-    return list(itertools.combinations(range(size), 2))
 
 
 def _groups(rows: Sequence[JudgeRow], numbers: Sequence[int]) -> Iterator[tuple[Conversation, list[_Same]]]:
@@ -353,6 +308,12 @@ def _groups(rows: Sequence[JudgeRow], numbers: Sequence[int]) -> Iterator[tuple[
         for row in group:
             different.setdefault(_text(conversations[row][len(before) :]), []).append(row)
         yield before, [(tuple(same), conversations[same[0]][len(before) :]) for same in different.values()]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return values by name, of all rows; NaN, or None for texts, where a row has none."""
+    names = dict.fromkeys(name for each in rows for name in each)
+    return {name: [each.get(name, None if name == "judgement" else math.nan) for each in rows] for name in names}
 
 
 def _costs(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> dict[str, list[float]]:

@@ -32,14 +32,6 @@ class JudgeOptions(JudgedOptions):
     """What `pairwise` compares a reply with: the text in `prompt.metadata["reference_reply"]` (`reference`), or the
     other replies to the same prompt in the call: `all_pairs` (N (N - 1) questions for N replies) or `circular` (N).
     None for the reference, or with a style for all pairs."""
-    both_orders: Flag | None = None
-    """Whether each pair is asked about with either reply first, which doubles the questions; None for yes with
-    `all_pairs` and `reference`, no with `circular`."""
-    min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
-    """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error. In a circle
-    with one order every reply needs both, because a judge can prefer a place."""
-    list_size: PositiveInt = 16
-    """Most different replies in a question of `listwise`; the rows of a longer group are errors."""
     principle: str | None = None
     """What a style judges by, if it takes a principle; the field `principle` of a data row comes first."""
     reference: Flag = True

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.engine.text.messages import check_conversation
-from gym_rm.errors import ConversationError
+from gym_rm.engine.text.messages import check_conversation, reply_text
+from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorers.judge.asking import Answer
 from gym_rm.scorers.judge.questions import Question
 from gym_rm.scorers.judge.rubrics import Criterion
@@ -18,28 +18,20 @@ from gym_rm.types import Conversation, Prompt
 
 @dataclass(frozen=True, slots=True)
 class JudgeRow:
-    """A row of a call.
-
-    Attributes:
-        conversation: the messages, which end with a reply.
-        prompt: the data row, or None.
-        error: why there is nothing to judge; None if there is.
-    """
+    """A row of a call: a conversation that ends with a reply, and its data row; or why there is nothing to judge."""
 
     conversation: Conversation
     prompt: Prompt | None
-    error: str | None = None
+    error: RowError | None = None
 
     @classmethod
     def read(cls, given: Conversation, prompt: Prompt | None) -> JudgeRow:
         """Return a row, with its error if it does not end with a reply."""
         try:
             conversation = check_conversation(given)
+            reply_text(conversation)
         except ConversationError as error:
-            return cls((), prompt, str(error))
-        if (role := conversation[-1]["role"]) != "assistant":
-            reason = f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}."
-            return cls((), prompt, reason)
+            return cls((), prompt, RowError.of(error))
         return cls(conversation, prompt)
 
 
@@ -48,12 +40,14 @@ class Verdicts:
     """What a judge said of replies that it saw together.
 
     Attributes:
-        values: `[S, K]`, of each of K replies in each sample that has all of its verdicts; at least one.
+        values: `[S, K]`, of each of K replies in each sample that has all of its verdicts.
         consistent: share of these samples whose verdict is the same in both orders; NaN with one order.
+        error: why a question has no verdict; None if all have one.
     """
 
     values: NDArray[np.float64]
     consistent: float
+    error: RowError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,8 @@ class Case:
         """All questions."""
         return [question for sample in self.samples for _, question in sample]
 
-    def verdicts(self, answers: Mapping[int, Answer], *, choices: bool) -> Verdicts | None:
-        """Return the verdicts; None if no sample has all of its verdicts.
+    def verdicts(self, answers: Mapping[int, Answer], *, choices: bool) -> Verdicts:
+        """Return the verdicts.
 
         Args:
             answers: the answers by the seeds of the questions.
@@ -95,12 +89,10 @@ class Case:
                 same.append(bool((better == better[0]).all()))
                 mean = np.full_like(mean, 0.5) if choices and not same[-1] else mean
             values.append(mean)
-        return Verdicts(np.array(values), float(np.mean(same)) if same else float("nan")) if values else None
-
-    def error(self, answers: Mapping[int, Answer]) -> str | None:
-        """Return why a question has no verdict; None if all have one."""
         errors = (answers[question.seed].error for question in self.questions)
-        return next((error for error in errors if error is not None), None)
+        error = next((error for error in errors if error is not None), None)
+        found_values = np.array(values, dtype=np.float64).reshape(len(values), len(self.rows))
+        return Verdicts(found_values, float(np.mean(same)) if same else float("nan"), error)
 
 
 def _unplaced(order: Sequence[int], said: Sequence[float]) -> list[float]:
@@ -115,19 +107,17 @@ class Plan:
     Attributes:
         cases: what is shown together.
         errors: why a row cannot be judged, by row.
-        ties: the number of equal replies that a row is compared with without a question, by row.
     """
 
     cases: list[Case] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    ties: dict[int, float] = field(default_factory=dict)
+    errors: dict[int, RowError] = field(default_factory=dict)
 
     @property
     def questions(self) -> list[Question]:
         """The questions, each once."""
         return list({question.seed: question for case in self.cases for question in case.questions}.values())
 
-    def fail(self, rows: Sequence[int], reason: str) -> None:
+    def fail(self, rows: Sequence[int], reason: RowError) -> None:
         """Note why rows cannot be judged; the first reason of a row counts."""
         for row in rows:
             self.errors.setdefault(row, reason)

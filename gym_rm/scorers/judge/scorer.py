@@ -18,13 +18,6 @@ from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
-MODES_OF = {
-    "comparisons": "pairwise",
-    "both_orders": "pairwise",
-    "min_comparisons": "pairwise",
-    "list_size": "listwise",
-}
-"""The mode in which an option has an effect."""
 VARIABLES_OF = {
     "scale": ("low",),
     "marked": ("mark",),
@@ -127,16 +120,14 @@ class JudgeScorer(NeverCopied):
             ScoringError: some rows have no verdict; the error's `scores` has the scores of the others.
             ConfigError: the judge cannot be used at all, for example because its server refuses the key.
         """
-        return self.options.score(conversations, prompts, self._score)
-
-    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         options = self.options
+        conversations, prompts, complete = options.read(conversations, prompts)
         rows = list(map(JudgeRow.read, conversations, prompts or [None] * len(conversations)))
         plan = self.mode.plan(rows)
         retries = options.max_retries if self._asks_again else 0
         answers = ask(self.model, self.questions, plan.questions, max_retries=retries, timeout=options.timeout)
-        scores = self.mode.tally(rows, plan, answers)
-        return dataclasses.replace(scores, provenance=self.provenance).mark_failures().raise_for_errors()
+        scores = dataclasses.replace(self.mode.tally(rows, plan, answers), provenance=self.provenance)
+        return complete(scores).raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device's memory; the next `score` moves the weights back."""
@@ -174,8 +165,8 @@ def _require_effect(options: JudgeOptions, mode: Mode, style: Style) -> None:
     """Raise ConfigError if an option was given that has no effect."""
     shown = style.modes[mode].variables
     for name in options.model_fields_set:
-        if mode != MODES_OF.get(name, mode):
-            raise ConfigError(f"{name} has no effect with mode={mode!r}; it is for mode={MODES_OF[name]!r}.")
+        if name == "comparisons" and mode != "pairwise":
+            raise ConfigError(f"comparisons has no effect with mode={mode!r}; it is for mode='pairwise'.")
         is_shown = {*VARIABLES_OF.get(name, ())} & shown or name not in VARIABLES_OF
         if getattr(options, name) is not None and not is_shown:
             raise ConfigError(

@@ -53,6 +53,10 @@ NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 class NoVerdict(GymRMError):
     """A judge's answer has no verdict, or no clear one."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = getattr(reason, "kind", "failed")
+
 
 def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], *, mark: str = "") -> Value:
     """Return the verdict that an answer ends with.
@@ -86,7 +90,7 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
         wanted = "there is no verdict" + (f" with the mark {mark}" if mark else "")
         raise NoVerdict(": ".join([wanted, *failures[-1:]]))
     value, end, last = found[-1]
-    sentence = text[last.start() :]
+    sentence = text[last.start() :].lstrip(".!?;*_)]\"'”")  # of which the last one ended with
     closes_more = any(sentence.count(close) > sentence.count(opens) for opens, close in ("()", "[]"))
     if closes_more or not ENDS.fullmatch(text, end):
         raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")

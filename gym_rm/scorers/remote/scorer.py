@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -118,31 +118,6 @@ class RemoteScorer(NeverCopied):
             ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
             RemoteError: the servers did not answer in time.
         """
-        scores = self._client.run(self._scored(conversations, prompts, turns))
-        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
-
-    async def score_async(
-        self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last"
-    ) -> Scores:
-        """Score N conversations without blocking the event loop; see `score`."""
-        scores = await asyncio.wrap_future(self._client.submit(self._scored(conversations, prompts, turns)))
-        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
-
-    def sleep(self) -> None:
-        """Do nothing: the server manages its own device."""
-
-    def wake(self) -> None:
-        """Do nothing; see `sleep`."""
-
-    def close(self) -> None:
-        """Close all connections; closing twice is allowed."""
-        self._closed = True
-        self._client.close()
-
-    def _scored(
-        self, conversations: Sequence[Conversation], prompts: Prompts, turns: Turns
-    ) -> Coroutine[Any, Any, Scores]:
-        """Check and encode the conversations, and return what scores them."""
         one_of("turns", turns, ("last", "all"))
         if self._closed:
             raise RuntimeError("this RemoteScorer is closed; make a new one.")
@@ -156,11 +131,19 @@ class RemoteScorer(NeverCopied):
                 rows.append(protocol.encode(conversation, None if prompts is None else prompts[row]))
             except ConversationError as error:
                 rows.append(error)
+        scores = complete(self._client.run(self._score(rows, turns)))
+        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
 
-        async def completed() -> Scores:
-            return complete(await self._score(rows, turns))
+    def sleep(self) -> None:
+        """Do nothing: the server manages its own device."""
 
-        return completed()
+    def wake(self) -> None:
+        """Do nothing; see `sleep`."""
+
+    def close(self) -> None:
+        """Close all connections; closing twice is allowed."""
+        self._closed = True
+        self._client.close()
 
     def _known(self) -> Served:
         assert self._served is not None, "no server has answered"

@@ -197,7 +197,7 @@ BYTE_LEVEL = {"chatml", "qwen", "llama3", "gemma", "mistral", "not flagged speci
 
 @each_tokenizer
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_no_message_writes_a_control_token(name, data):
     hostile = dialogue(*(data.draw(hostile_texts(name)) for _ in range(3)))
     ids = rendered(name, hostile)
@@ -234,7 +234,7 @@ harmless_text = st.text(st.sampled_from(sorted(set("".join(tiny_models.CORPUS) +
 @example(first="[", reply="]")
 @example(first="<|im_", reply="end|>")
 @example(first="<|", reply="|>")
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_text_without_control_tokens_has_the_ids_of_transformers(name, first, reply):
     messages = dialogue(first, reply)
     assume(not any(token in first or token in reply for token in control_names(name)))

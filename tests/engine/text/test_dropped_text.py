@@ -62,14 +62,6 @@ def test_nothing_is_dropped_from_real_dialogues(style, hh_pairs, gsm8k_groups):
     assert {one.dropped_characters for one in renderer_of(style).encode(conversations)} == {0}
 
 
-def test_a_reply_whose_thinking_is_written_with_other_white_space_is_complete(monkeypatch):
-    thinking = renderer(THINKING)
-    monkeypatch.setattr(thinking._dropped, "find", lambda *_, **__: pytest.fail("rendered once more"))
-    reply = assistant("<think>The sum of both numbers.</think>It is four, I think.")
-    (one,) = thinking.encode([[user("What is the sum of two and two?"), reply]])
-    assert one.dropped_characters == 0
-
-
 def test_a_question_after_the_conversation_does_not_count_as_its_last_message():
     """The kind of reward model adds a user message, so that this template drops the reasoning of the reply."""
     from gym_rm.engine.text.input_format import InputFormat

@@ -35,10 +35,8 @@ ROWS = [
 
 def score(rows=ROWS, prompts=None, as_empty=False, **options):
     judged = parse_settings(JudgedOptions, {"judged": "answer", **options})
-    try:
-        return judged.score(rows, prompts, lengths, as_empty=as_empty)
-    except ScoringError as error:
-        return error.scores
+    kept, given, complete = judged.read(rows, prompts, as_empty=as_empty)
+    return complete(lengths(kept, given))
 
 
 def test_thinking_is_not_judged_and_a_reply_without_an_answer_is_an_error():

@@ -13,7 +13,6 @@ from tests.engine.text.rendering import (
     each_style,
     ids_of,
     renderer_of,
-    text_of,
     user,
 )
 
@@ -36,7 +35,7 @@ def test_real_conversations_have_the_ids_of_transformers(style, gsm8k_groups, hh
     texts=st.lists(st.text(max_size=9), min_size=1, max_size=5),
     replies=st.lists(st.text(max_size=20), min_size=3, max_size=4),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_texts_that_share_most_of_their_parts_have_the_ids_of_each_alone(style, texts, replies):
     renderer = renderer_of(style)
     turns = [(user if k % 2 == 0 else assistant)(f"{text} and more than a reply has") for k, text in enumerate(texts)]
@@ -63,17 +62,12 @@ def test_text_pairs_have_the_ids_of_transformers(hh_pairs):
             assert rendered.second_segment == (None if types is None else types.index(1))
 
 
-def test_no_eos_is_added_after_the_template():
-    tok = tiny_models.tokenizer("plain")
-    assert text_of(Renderer(tok), [user("q"), assistant("a")]) == "user: q\nassistant: a\n"
-
-
-def test_a_reply_of_one_megabyte():
+def test_a_long_reply():
     tok = tiny_models.tokenizer("chatml")
-    reply = "So it is. " * 100_000
+    reply = "So it is. " * 10_000
     (rendered,) = Renderer(tok).encode([[user("q"), assistant(reply)]])
-    assert tok.decode(rendered.input_ids).count("So it is.") == 100_000
-    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 100_000)]])
+    assert tok.decode(rendered.input_ids).count("So it is.") == 10_000
+    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 10_000)]])
     assert (hostile.input_ids == tok.eos_token_id).sum() == 2
 
 
@@ -159,14 +153,6 @@ def test_a_template_that_crashes_fails_only_that_row(broken):
     assert len(good.input_ids)
 
 
-def test_roles_that_the_template_does_not_write_are_refused():
-    """This template writes no tool messages, so their content would be missing in the scored text."""
-    template = tiny_models.MISTRAL.replace("{% else %}", "{% elif message['role'] == 'assistant' %}")
-    renderer = Renderer(tiny_models.tokenizer("mistral"), chat_template=template)
-    (error,) = renderer.encode([[user("q"), {"role": "tool", "content": "42"}, assistant("a")]])
-    assert "does not write message 1 with the role 'tool' (missing: '42'" in str(error)
-
-
 def test_a_template_that_writes_nothing_for_a_conversation_is_an_error():
     template = "{% if messages[0]['role'] != 'tool' %}" + tiny_models.CHATML + "{% endif %}"
     renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template, dropped_text="warn")
@@ -190,23 +176,3 @@ def test_a_decoder_needs_a_chat_template():
 def test_an_invalid_option_is_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         Renderer(tiny_models.tokenizer("chatml"), **options)
-
-
-# --- every turn
-
-
-turns_texts = st.lists(st.text(st.sampled_from("ab <|>\n\t\0é世"), max_size=8), min_size=1, max_size=7)
-
-
-@each_style
-@given(texts=turns_texts, thinking=st.booleans())
-@settings(max_examples=25)
-def test_every_turn_has_the_ids_of_the_conversation_up_to_it(style, texts, thinking):
-    renderer = renderer_of(style)
-    conversation = [(assistant if k % 2 else user)(text or "x") for k, text in enumerate(texts)]
-    if thinking and len(conversation) > 1:
-        conversation[1] = assistant("<think>so</think>\n" + conversation[1]["content"])
-    stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
-    stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
-    turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns([conversation])[0]]
-    assert turns == [ids_of(renderer, conversation[:stop]) for stop in stops]

@@ -154,7 +154,7 @@ HOSTILE = [
 @pytest.mark.parametrize("before", ["", "<think>", "```\n", "<|channel|>"])
 def test_a_hostile_reply_is_split_in_linear_time(piece, before):
     began = time.process_time()
-    Thinking().split(assistant(before + piece * (300_000 // len(piece))))
+    Thinking().split(assistant(before + piece * (100_000 // len(piece))))
     assert time.process_time() - began < 2
 
 

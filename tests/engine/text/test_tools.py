@@ -1,5 +1,7 @@
 """Tools in chat templates: the tokens of transformers, texts that stay data, and templates that want other forms."""
 
+import functools
+
 import pytest
 import tiny_models
 from hypothesis import given, settings
@@ -41,17 +43,22 @@ def test_the_tokens_are_those_of_transformers(name):
     ]
 
 
+@functools.cache
+def renderers_of(name):
+    return Renderer(tokenizer(name)), PolicyRenderer(tokenizer(name))
+
+
 PIECES = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "user\n", '"', "\\", "{", "}", "é", " "]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TEXTS, TEXTS, st.dictionaries(TEXTS, TEXTS | st.lists(TEXTS, max_size=2), max_size=2), TEXTS)
 def test_texts_of_tools_calls_and_results_are_data(description, key, arguments, said):
     tools = tool(description=description)
     tools["function"]["parameters"]["properties"][key] = {"type": "string", "description": description}
     conversation = [user("q"), calling({**arguments, key: said}), result(said), assistant("a")]
-    for renderer in (Renderer(tokenizer("qwen2_5")), PolicyRenderer(tokenizer("qwen2_5"))):
+    for renderer in renderers_of("qwen2_5"):
         own = renderer._control.ids
         plain = [user("q"), calling({"a": 2}), result("4"), assistant("a")]
         counts = [

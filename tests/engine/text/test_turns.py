@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConversationError
-from tests.engine.text.rendering import assistant, ids_of, user
+from tests.engine.text.rendering import assistant, user
 from tests.engine.text.test_control_tokens import CHATML_TOKENS, CUTS, FOLDS, GLUES, bpe
 
 ITEM = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -48,24 +48,6 @@ def stops_of(conversation):
     return stops + [len(conversation)] * (stops[-1:] != [len(conversation)])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@given(data=st.data())
-@settings(max_examples=10)
-def test_turns_have_the_ids_of_the_conversation_up_to_them(name, data):
-    texts = data.draw(st.lists(st.text(st.sampled_from("ab <|>\n世"), max_size=6), min_size=1, max_size=8))
-    roles = ["user", "assistant"] if name == "Gemma" else ["user", "assistant", "assistant", "system", "tool"]
-    conversation = [
-        {"role": roles[k % 2] if name == "Gemma" else data.draw(st.sampled_from(roles)), "content": text or "x"}
-        for k, text in enumerate(texts)
-    ]
-    one = renderer(name)
-    (whole,) = one.encode([conversation])
-    if isinstance(whole, Exception):
-        return
-    turns = [turn.input_ids.tolist() for turn in one.encode_turns([conversation])[0]]
-    assert turns == [ids_of(one, conversation[:stop]) for stop in stops_of(conversation)]
-
-
 pieces = st.sampled_from(
     ["a", "b ", "\n", "<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<|eot_id|>", "</s>", "[INST]"]
 )
@@ -73,7 +55,7 @@ pieces = st.sampled_from(
 
 @pytest.mark.parametrize("name", [*TEMPLATES, *CHANGING])
 @given(texts=st.lists(st.lists(pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=7))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them(name, texts):
     conversation = [(assistant if k % 2 else user)(text) for k, text in enumerate(texts)]
     one = renderer(name)

@@ -54,7 +54,7 @@ def test_the_judge_names_the_better_reply_in_both_orders(judge):
 
 def test_a_reply_that_addresses_the_judge_does_not_win(judge):
     rng, questions, pairs = random.Random(0), [], []
-    for attack, question in itertools.product(NEW_ATTACKS, held_out(8)):
+    for attack, question in itertools.product(NEW_ATTACKS, held_out(4)):
         for number in (question.answer, three_numbers.wrong_number(question, rng)):
             wrong = three_numbers.say(three_numbers.wrong_number(question, rng), rng)
             questions.append(question)
@@ -69,23 +69,11 @@ def test_a_message_with_a_principle_may_come_before_the_replies(judge):
     assert (ahead > 0).mean() > 0.95
 
 
-def test_equal_replies_have_equal_scores(judge):
-    questions = held_out(32)
-    texts = [text for q in questions for text in (f"The answer is {q.answer}.", "I do not know.")]
-    ahead = preferences(judge, [q for q in questions for _ in range(2)], [(text, text) for text in texts])
-    assert (ahead == 0).mean() > 0.97
-
-
 def group(number):
     """Return conversations with replies of falling quality to one question."""
     question = held_out(number + 1)[0]
     texts = [f"It is {question.answer}.", f"It is {sorted(question.numbers)[1]}.", "", f"That is {question.answer}."]
     return [[{"role": "user", "content": question.text}, {"role": "assistant", "content": text}] for text in texts]
-
-
-def test_the_judge_is_a_scorer_of_groups(judge):
-    rewards = gym_rm.load_scorer({"model": judge, **IN_GROUPS}).score(group(0)).rewards
-    assert min(rewards[0], rewards[3]) > rewards[1] > rewards[2]
 
 
 def test_the_judge_behind_a_server_gives_the_same_rewards_whatever_happens_to_its_answers(judge):
@@ -94,7 +82,7 @@ def test_the_judge_behind_a_server_gives_the_same_rewards_whatever_happens_to_it
     from generation.model_server import ModelApp
     from reward_servers import serve
 
-    asked = [conversation for number in range(3) for conversation in group(number)]
+    asked = [conversation for number in range(2) for conversation in group(number)]
     expected = gym_rm.load_scorer({"model": judge, **IN_GROUPS}).score(asked)
     app = ModelApp(model_source("path", "embedded:judge"))
     app.faults = [(429, {}, {"Retry-After": "0.05"}), "broken", "later", (503, b""), "drop", 0.1]

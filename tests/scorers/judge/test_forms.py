@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gym_rm import ConfigError
 from gym_rm.config import parse_settings
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.forms import VerdictForm, read_verdict, tiebroken
+from gym_rm.scorers.judge.forms import VerdictForm, read_verdict
 from gym_rm.scorers.judge.styles import Style, load_style
 from gym_rm.scorers.judge.verdicts import NoVerdict
 
@@ -22,7 +22,7 @@ VERDICT = {"form": "last", "line": "Verdict", "values": {"A": 1, "B": 0, "tie": 
 PAIR = {"form": "json_pair"}
 BOXED = {"form": "boxed_pair"}
 LIST = {"form": "json_scores", "name": "model-{number}"}
-ITEMS = {"form": "json_scores", "items": {"id": "trajectory_id", "score": "score"}}
+ITEMS = {"form": "json_scores", "listed": True}
 SIZES = {"last": 2, "json_pair": 2, "boxed_pair": 2, "json_scores": 2, "log_odds": 1}
 
 
@@ -191,12 +191,6 @@ def test_log_odds_are_those_of_the_last_word():
             read(form, "so", top_log_probs=wrong)
 
 
-def test_the_tiebreaker_moves_only_equal_scores():
-    assert tiebroken(4, 3, 6) == (4, 3)
-    assert tiebroken(3, 3, None) == (3, 3)
-    assert tiebroken(3, 3, 4) == (2.5, 3.5)
-
-
 @settings(max_examples=200)
 @given(st.text(st.sampled_from('{}[]",:0123456789score_1\\boxed\n `AB'), max_size=80))
 def test_no_text_gives_a_number_off_the_scale_or_another_error(text):
@@ -254,7 +248,6 @@ def read_criterion(text):
         ("score", {"verdict": {"form": "last", "pattern": "("}}),
         ("score", {"verdict": {"form": "last", "pattern": "A"}}),
         ("pairwise", {"verdict": {**CHOICE, "values": {"A": 7}}}),
-        ("listwise", {"verdict": {"form": "json_scores", "items": {}}}),
         ("listwise", {"verdict": {"form": "json_scores", "name": "{foo}"}}),
         ("score", {"scale": (5, 1)}),
         ("score", {"messages": []}),

@@ -10,10 +10,8 @@ from conftest import assistant, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_rm import ConfigError, Prompt
-from gym_rm.adapters.trl import RewardModelReward
+from gym_rm import Prompt
 from gym_rm.generation.chat import ChatReply
-from gym_rm.policy.advantages import estimate_advantages
 from gym_rm.scorer import try_score
 from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scorers.judge.scorer import JudgeScorer
@@ -73,15 +71,6 @@ def test_each_way_to_compare_asks_for_its_pairs(how, pairs, reward):
     assert scores.rewards.tolist() == [reward] * 3
 
 
-def test_both_orders_double_the_questions_and_scores_are_averaged():
-    model = GenRM(lambda a, b: {"score_1": 4, "score_2": 2})  # always for the first place
-    scores = judge(model, comparisons="circular", both_orders=True).score(ask("a", "b", "c"))
-    assert len(model.pairs) == 6
-    assert scores.rewards.tolist() == [3.0, 3.0, 3.0]
-    assert scores.infos["position_consistent"].tolist() == [0.0, 0.0, 0.0]
-    assert scores.infos["prefers_first"].tolist() == [1.0, 1.0, 1.0]
-
-
 def test_the_ranking_breaks_ties_as_in_nemo_gym():
     model = GenRM(lambda a, b: {"score_1": 3, "score_2": 3, "ranking": 1 if a == "good" else 6})
     assert judge(model, comparisons="circular").score(ask("good", "bad")).rewards.tolist() == [5.5, 0.5]
@@ -103,9 +92,9 @@ def test_a_failed_comparison_of_a_circle_leaves_its_two_replies_without_a_score(
     assert "of 2 comparisons have a verdict" in lost.errors[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
-    st.sampled_from([("circular", None), ("circular", True), ("all_pairs", None)]),
+    st.sampled_from(["circular", "all_pairs"]),
     st.integers(2, 6),
     st.sets(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef"), st.integers(0, 2))),
     st.integers(1, 3),
@@ -120,16 +109,10 @@ def test_a_judge_that_prefers_a_place_gives_equal_replies_equal_scores(how, size
             ]
             return [ChatReply("?" if each in failed else json.dumps(said), finished=True) for each in asked]
 
-    options = {"comparisons": how[0], "both_orders": how[1], "samples": samples, "min_comparisons": 0}
-    model = judge(PrefersFirst(), max_retries=0, **options)
+    model = judge(PrefersFirst(), max_retries=0, comparisons=how, samples=samples)
     scores = try_score(model, ask(*"abcdef"[:size]))
     assert set(np.round(scores.rewards[np.isfinite(scores.rewards)], 9)) <= {3.0}
     assert bool(failed) or not scores.failed_rows
-
-
-def test_a_wrong_range_and_a_cut_answer_are_no_verdict():
-    model = GenRM(lambda a, b: {"score_1": 9, "score_2": 2, "ranking": 1})
-    assert "not a number within 1 to 5" in try_score(judge(model), ask("a", "b")).errors[0]
 
 
 def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_left_out():
@@ -193,57 +176,11 @@ def test_a_list_is_graded_in_one_question_in_an_order_of_its_own():
 
 
 def test_a_group_with_too_many_different_replies_is_an_error():
-    judge = JudgeScorer(Lister(), mode="listwise", list_size=2)
-    scores = try_score(judge, ask("a", "bb", "ccc") + ask("a", "a", "bb", question="3 + 3?"))
-    assert scores.failed_rows == (0, 1, 2)
-    assert "3 different replies, more than list_size=2" in scores.errors[0]
-    assert scores.rewards[3:].tolist() == [1.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "leave_one_out"])
-def test_relative_scores_fit_the_estimators(estimator):
-    conversations = ask("a", "bb", "ccc") + ask("bb", "a", question="3 + 3?")
-    rewards = JudgeScorer(Lister(), mode="listwise").score(conversations).rewards
-    advantages = estimate_advantages(rewards, np.array([0, 0, 0, 1, 1]), estimator=estimator, std_floor=1e-6)
-    assert advantages[0] < advantages[1] < advantages[2]
-    assert advantages[3] > 0 > advantages[4]
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ('Scores {mark}: {{"1": 3}}', "once, got ['1']"),
-        ('Scores {mark}: {{"1": 3, "1": 4, "2": 5}}', "given twice"),
-        ('Scores {mark}: {{"1": 3, "2": 11}}', "not a number within 1 to 10"),
-        ('Scores {mark}: {{"1": 3, "2": n}}', "no JSON object"),
-        ('Scores: {{"1": 3, "2": 4}}', "no verdict with the mark"),
-    ],
-)
-def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
-    class Wrong(Lister):
-        def one(self, conversation):
-            mark = FENCE.findall(conversation[1]["content"])[0][0]
-            return ChatReply(answer.format(mark=mark), finished=True)
-
-    scores = try_score(JudgeScorer(Wrong(), mode="listwise"), ask("a", "b"))
-    assert scores.failed_rows == (0, 1)
-    assert reason in scores.errors[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"style": "genrn"}, "Did you mean 'genrm'"),
-        ({"style": "genrm", "mode": "listwise"}, "has no mode 'listwise'"),
-        ({"style": "genrm", "scale": (1, 9)}, "scale has no effect"),
-        ({"style": "lmunit"}, "cannot be used by name"),
-        ({"style": "polar"}, "load_scorer"),
-        ({"comparisons": "square"}, "comparisons"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(options, reason):
-    with pytest.raises(ConfigError, match=re.escape(reason)):
-        JudgeScorer("no-such-folder", **options)
+    many = ask(*("a" * size for size in range(1, 18)))
+    scores = try_score(JudgeScorer(Lister(), mode="listwise"), many + ask("a", "a", "bb", question="3 + 3?"))
+    assert scores.failed_rows == tuple(range(17))
+    assert "17 different replies, a list at most 16" in scores.errors[0]
+    assert scores.rewards[17:].tolist() == [1.0, 1.0, 2.0]
 
 
 def test_what_all_replies_share_is_shown_once():
@@ -254,33 +191,12 @@ def test_what_all_replies_share_is_shown_once():
     assert set(model.pairs) == {("Yes", "No"), ("No", "Yes")}
 
 
-def test_trainers_without_ids_give_whole_groups():
-    reward = RewardModelReward(judge(GenRM(), comparisons="circular"))
-    assert reward(prompts=["2 + 2?"] * 3, completions=["a", "bb", "ccc"]) == [1.0, 2.0, 3.0]
-
-
 def test_groups_of_several_callers_are_never_merged():
     batching = MicroBatchingScorer(judge(GenRM(), comparisons="circular"), max_wait=0.3)
     first, second = batching.submit(ask("a", "bb")), batching.submit(ask("ccc", "dddd"))
     assert first.result().rewards.tolist() == [1.0, 2.0]
     assert second.result().rewards.tolist() == [3.0, 4.0]
     batching.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"style": "rm-r1", "principle": "Be kind."}, "principle"),
-        ({"style": "genrm", "rubric": "Be kind."}, "rubric"),
-        ({"style": "genrm", "marked": False}, "marked"),
-        ({"style": "genrm", "list_size": 4}, "list_size"),
-        ({"style": "fenced", "principle": "Be kind."}, "principle"),
-        ({"style": "fenced", "mode": "listwise", "both_orders": True}, "both_orders"),
-    ],
-)
-def test_an_option_without_effect_is_refused(options, name):
-    with pytest.raises(ConfigError, match=f"{name} has no effect"):
-        JudgeScorer(GenRM(), **options)
 
 
 def test_replies_that_are_tool_calls_are_shown():
@@ -294,14 +210,6 @@ def test_a_reference_without_text_is_no_opponent():
     prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": text}) for text in (" ", "<think>4", None)]
     scores = try_score(judge(GenRM(), comparisons="reference"), ask("a", "b", "c"), prompts)
     assert scores.failed_rows == (0, 1, 2)
-
-
-def test_who_is_first_in_a_single_order_does_not_depend_on_the_rows():
-    first = GenRM(lambda a, b: {"score_1": 4, "score_2": 2})  # always for the first place
-    replies = [f"reply {number}" for number in range(20)]
-    pairs = [ask("good", reply, question=str(k)) for k, reply in enumerate(replies)]
-    scores = judge(first, both_orders=False).score([row for pair in pairs for row in pair])
-    assert 0.2 < (scores.rewards[::2] > scores.rewards[1::2]).mean() < 0.8
 
 
 def test_the_only_answer_of_a_group_that_thinks_is_compared_with_itself():

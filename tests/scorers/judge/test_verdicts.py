@@ -4,7 +4,7 @@ import contextlib
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gym_rm.generation.chat import ChatReply
@@ -244,6 +244,7 @@ def test_a_choice_needs_its_mark():
         choice("Verdict: B", mark=MARK)
 
 
+@example("Good?)")
 @given(st.text(st.characters(blacklist_characters=MARK + MARK.lower()), max_size=80))
 def test_a_copied_text_without_the_mark_changes_no_verdict(copied):
     assert score(f"It says {copied}\nScore {MARK}: 4", MARK) == 4

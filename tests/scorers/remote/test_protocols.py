@@ -1,11 +1,8 @@
 """What servers say and how rows are sent: gym_rm's own protocol and that of vLLM."""
 
 import json
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
@@ -14,7 +11,6 @@ from conftest import assistant, user
 from reward_servers import FAST, RewardApp, conversations, reward_of, rewards, scorer_at, serve, sigmoid
 
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
-from gym_rm.scorers.remote.protocols import pack
 from gym_rm.types import Prompt
 
 
@@ -29,17 +25,6 @@ def test_turns_and_prompts_reach_the_server(app, url):
     assert sent["turns"] == "all"
     row = {"id": "p7", "answer": "42", "metadata": {"level": [1, 2], "loss": None}, "tools": list(tools)}
     assert sent["prompts"] == [row, None]
-
-
-@given(st.lists(st.integers(1, 50)), st.integers(1, 100), st.integers(1, 9))
-def test_chunks_have_all_rows_in_order_within_the_limits(sizes, max_bytes, max_rows):
-    chunks = list(pack(sizes, max_bytes=max_bytes, max_rows=max_rows))
-    assert [row for chunk in chunks for row in chunk] == list(range(len(sizes)))
-    for chunk in chunks:
-        assert 1 <= len(chunk) <= max_rows
-        assert len(chunk) == 1 or sum(sizes[row] for row in chunk) <= max_bytes
-    for one, other in pairwise(chunks):  # no chunk ends early
-        assert len(one) == max_rows or sum(sizes[row] for row in [*one, other[0]]) > max_bytes
 
 
 def edit(**changes):
