@@ -82,7 +82,7 @@ def plan(
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["gym-rm", "verl", "nemo-rl", "trl"] | None,
+        Literal["gym-rm", "verl", "trl"] | None,
         typer.Option("--for", help="Print the plan as settings of this library."),
     ] = None,
     simulate: Annotated[
