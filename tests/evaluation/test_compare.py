@@ -3,12 +3,10 @@
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.compare import compare_models, mcnemar_exact
 from tests.evaluation.comparisons import comparison, scored
 
 ROWS = [comparison(["yes", "no"], (0, 1), prompt=f"question {i}") for i in range(12)]
-FEW = Resampling(400, 0)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +30,7 @@ def test_mcnemar_of_many_pairs_is_fast():
 def test_counts_difference_and_agreement():
     first = scored(ROWS, [[1, 0]] * 9 + [[0, 1]] * 3, model="A")
     second = scored(ROWS, [[1, 0]] * 6 + [[0, 1]] * 6, model="B")
-    found = compare_models(first, second, resampling=FEW)
+    found = compare_models(first, second)
     assert (found.num_pairs, found.num_prompts, found.accuracy) == (12, 12, (0.75, 0.5))
     assert (found.only_first, found.only_second, found.agreement) == (3, 0, 0.75)
     assert found.mcnemar == pytest.approx(0.25)
@@ -43,14 +41,14 @@ def test_counts_difference_and_agreement():
 def test_a_model_does_not_differ_from_itself_on_another_scale():
     first = scored(ROWS, [[i, 4] for i in range(12)])
     second = scored(ROWS, [[10 * i, 40] for i in range(12)])
-    found = compare_models(first, second, resampling=FEW)
+    found = compare_models(first, second)
     assert (found.difference.low, found.difference.high, found.mcnemar, found.agreement) == (0, 0, 1, 1)
 
 
 def test_pairs_that_one_model_could_not_score_are_left_out_for_both():
     first = scored(ROWS[:3], [[1, 0], [1, None], [1, 0]])
     second = scored(ROWS[:3], [[1, 0], [1, 0], [None, 0]])
-    found = compare_models(first, second, resampling=FEW)
+    found = compare_models(first, second)
     assert (found.num_pairs, found.accuracy) == (1, (1.0, 1.0))
 
 
@@ -67,6 +65,6 @@ def test_other_rows_are_an_error():
 def test_best_of_n_of_two_models_is_compared_by_prompt():
     rows = [comparison("ab", (0, 1), prompt=str(i), correct=(1, 0)) for i in range(8)]
     first, second = scored(rows, [[1, 0]] * 8), scored(rows, [[1, 0]] * 4 + [[0, 1]] * 4)
-    found = compare_models(first, second, gold="correct", resampling=FEW).best_of_n
+    found = compare_models(first, second, gold="correct").best_of_n
     assert found.value == 0.5
     assert found.low > 0
