@@ -129,6 +129,11 @@ def judge_report(records: Sequence[JudgeRecord | None], *, samples: int | None) 
     )
 
 
+def is_judge(provenance: Provenance | None) -> bool:
+    """Return whether a scorer asks a judge."""
+    return provenance is not None and "mode" in provenance.settings
+
+
 def compares_groups(provenance: Provenance | None) -> bool:
     """Return whether a scorer compares the replies of a group with each other, so that one alone has no reward."""
     settings = {} if provenance is None else provenance.settings
