@@ -12,19 +12,16 @@ ROWS = [comparison(["yes", "no"], (0, 1), prompt=f"question {i}") for i in range
 @pytest.mark.parametrize(
     ("only_first", "only_second", "expected"),
     [
-        (0, 0, 1.0),
-        (5, 5, 1.0),
-        (1, 9, 2 * (1 + 10) / 1024),
-        (0, 6, 2 / 64),
-        (10, 3, 2 * (1 + 13 + 78 + 286) / 2**13),
+        (0, 0, pytest.approx(1.0)),
+        (5, 5, pytest.approx(1.0)),
+        (1, 9, pytest.approx(2 * (1 + 10) / 1024)),
+        (0, 6, pytest.approx(2 / 64)),
+        (10, 3, pytest.approx(2 * (1 + 13 + 78 + 286) / 2**13)),
+        (100_000, 100_400, pytest.approx(0.37, abs=0.01)),
     ],
 )
 def test_mcnemar_by_hand(only_first, only_second, expected):
-    assert mcnemar_exact(only_first, only_second) == pytest.approx(expected)
-
-
-def test_mcnemar_of_many_pairs_is_fast():
-    assert 0.3 < mcnemar_exact(100_000, 100_400) < 0.4
+    assert mcnemar_exact(only_first, only_second) == expected
 
 
 def test_counts_difference_and_agreement():
@@ -52,14 +49,13 @@ def test_pairs_that_one_model_could_not_score_are_left_out_for_both():
     assert (found.num_pairs, found.accuracy) == (1, (1.0, 1.0))
 
 
-def test_no_pair_of_both_models_is_an_error():
-    with pytest.raises(ConfigError, match="no pair has rewards of both"):
-        compare_models(scored(ROWS[:1], [[1, None]]), scored(ROWS[:1], [[1, 0]]))
-
-
-def test_other_rows_are_an_error():
-    with pytest.raises(ConfigError, match="the same rows"):
-        compare_models(scored(ROWS[:1], [[1, 0]]), scored(ROWS[1:2], [[1, 0]]))
+@pytest.mark.parametrize(
+    ("rewards", "rows", "message"),
+    [([[1, None]], ROWS[:1], "no pair has rewards of both"), ([[1, 0]], ROWS[1:2], "the same rows")],
+)
+def test_models_without_a_pair_in_common_are_an_error(rewards, rows, message):
+    with pytest.raises(ConfigError, match=message):
+        compare_models(scored(ROWS[:1], rewards), scored(rows, [[1, 0]]))
 
 
 def test_best_of_n_of_two_models_is_compared_by_prompt():
