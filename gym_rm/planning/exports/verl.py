@@ -44,8 +44,8 @@ def _check(parts: Parts) -> None:
     ranks = parts.policy.fsdp_size * parts.policy.num_replicas
     if parts.plan.conversations % (parts.plan.updates_per_step * ranks):
         parts.refuse(
-            f"{parts.plan.conversations} conversations in {parts.plan.updates_per_step} updates are not divisible by "
-            f"the policy's {ranks} data-parallel ranks; plan with another number of GPUs or prompts."
+            f"{parts.plan.conversations / parts.plan.updates_per_step:g} conversations of an update are not divisible "
+            f"by the policy's {ranks} data-parallel ranks; plan with another number of GPUs or prompts."
         )
 
 
