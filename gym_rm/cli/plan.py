@@ -73,9 +73,7 @@ def plan(
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--output", "-o", help="Write the plan (.json, .yaml) or its picture (.svg). May be repeated."
-        ),
+        typer.Option("--output", "-o", help="Write the plan (.json, .yaml) or its picture (.svg). May be repeated."),
     ] = None,
     what_if: Annotated[
         list[str] | None,
