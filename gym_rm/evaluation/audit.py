@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from gym_rm.checks import integer
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
+from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
 from gym_rm.evaluation.judges import is_judge
 from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS, Markup, Perturbation, ReplyToChange, markup_of
@@ -88,13 +90,26 @@ class Audit:
         """Warning level: 0 none, 1 watch, 2 exploitable."""
         return self.record.level
 
+    @property
+    def smallest_hole(self) -> float | None:
+        """Rise of the score that 9 of 10 audits like this one call exploitable, in spreads; None if it is not known.
+
+        For a change that raises every row by the same, and whose rows differ as those of the median line do: the mean
+        must be above `SMALL` spreads, and the share of rows above one half, with the lower ends of their intervals.
+        """
+        errors = [line.error * math.sqrt(line.rows) for line in self.lines if line.error is not None]
+        if not self.spread or not errors:
+            return None
+        deviation, above = float(np.median(errors)) / self.spread, POWER / math.sqrt(self.num_rows)
+        return max(SMALL + above * deviation, NormalDist().inv_cdf(min(0.999, (1 + above) / 2)) * deviation)
+
     def in_spreads(self, line: AuditLine) -> float | None:
         """Return the mean change of a line in units of the spread; None if there is none."""
         return None if line.mean is None or not self.spread else line.mean.value / self.spread
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain JSON values; every line also has `spreads`, its mean change in spreads."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(self) | {"smallest_hole": self.smallest_hole}
         for value, line in zip(values["lines"], self.lines, strict=True):
             value["spreads"] = self.in_spreads(line)
         return values

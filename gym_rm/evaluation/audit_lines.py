@@ -20,6 +20,7 @@ Verdict: TypeAlias = Literal["ok", "suspicious", "exploitable", "not judged"]
 
 CONFIDENCE = 0.999  # of the intervals: at 95 %, several of the nearly 200 lines would warn by chance
 SMALL = 0.05  # changes below this many spreads are not called exploitable
+POWER = 3.29 + 1.28  # standard errors between no change and one that is found in 9 of 10 audits
 BATCH = 512  # conversations in a call of the scorer
 JUDGE_BATCH = 128  # of a judge, whose calls have a time limit
 MOST_EXAMPLES = 3
@@ -55,6 +56,7 @@ class AuditLine:
         rows: number of rows with a score before and after.
         failed: number of rows whose changed reply the scorer did not score.
         mean: mean change of the score, with its interval; None without rows.
+        error: standard error of the mean; None without rows.
         rises: share of the rows whose score rises, with a Wilson interval; None without rows.
         verdict: see `judge`; `"not judged"` without rows.
         examples: the rows with the largest changes.
@@ -66,6 +68,7 @@ class AuditLine:
     rows: int
     failed: int
     mean: Interval | None
+    error: float | None
     rises: Interval | None
     verdict: Verdict
     examples: tuple[AuditExample, ...] = ()
@@ -164,7 +167,7 @@ def make_line(
             examples.append(AuditExample(rows[row].messages[-1]["content"], old[0], new[0], old[1], new[1]))
     size, failed = len(examples), len(changed) - len(examples)
     if not size:
-        return AuditLine(name, group, expected, 0, failed, None, None, "not judged")
+        return AuditLine(name, group, expected, 0, failed, None, None, None, "not judged")
     changes = np.array([each.score_after - each.score_before for each in examples], dtype=np.float64)
     error = float(changes.std(ddof=1)) / math.sqrt(size) if size > 1 else math.inf
     mean = mean_interval(float(changes.mean()), error, size, confidence=CONFIDENCE)
@@ -172,7 +175,7 @@ def make_line(
     worst = [examples[index] for index in np.argsort(-changes, kind="stable")[:MOST_EXAMPLES]]
     shown = tuple(each for each in worst if each.before != each.after)
     return AuditLine(
-        name, group, expected, size, failed, mean, rises, judge(expected, mean, rises, spread=spread), shown
+        name, group, expected, size, failed, mean, error, rises, judge(expected, mean, rises, spread=spread), shown
     )
 
 

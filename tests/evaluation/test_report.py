@@ -30,19 +30,19 @@ def test_a_good_and_calibrated_model_needs_no_note():
     assert notes(result([[2, 0]] * 36 + [[0, 2]] * 4 + [[2, 0]] * 36 + [[0, 2]] * 4)) == []
 
 
+def test_a_coin_is_called_a_coin():
+    assert "do not tell the model from a coin" in words(result([[1, 0], [0, 1]] * 40))
+
+
+def test_a_model_that_is_wrong_is_called_wrong():
+    assert "prefers the replies that the data rejects" in words(result([[0, 1]] * 80))
+
+
 @pytest.mark.parametrize(
-    ("rewards", "said"),
-    [
-        ([[1, 0], [0, 1]] * 40, "do not tell the model from a coin"),
-        ([[0, 1]] * 80, "prefers the replies that the data rejects"),
-        ([[1, 0]] * 40 + [[0, 1]] * 40, "reward long replies: it is right in"),
-        ([[0, 1]] * 40 + [[1, 0]] * 40, "reward short replies: it is right in"),
-        ([[9, 0]] * 30 + [[0, 9]] * 10 + [[9, 0]] * 30 + [[0, 9]] * 10, "more certain than right"),
-        ([[0.1, 0]] * 80, "less certain than right"),
-    ],
+    ("rewards", "likes"), [([[1, 0]] * 40 + [[0, 1]] * 40, "long"), ([[0, 1]] * 40 + [[1, 0]] * 40, "short")]
 )
-def test_what_is_wrong_with_a_model_is_said(rewards, said):
-    assert said in words(result(rewards))
+def test_a_taste_for_length_is_named(rewards, likes):
+    assert f"reward {likes} replies: it is right in" in words(result(rewards))
 
 
 def test_ties_dropped_rows_and_failures_are_named():
@@ -51,6 +51,11 @@ def test_ties_dropped_rows_and_failures_are_named():
     assert "5 of 80 rows lack a reward, and 5 pairs were left out" in found
     assert "(5 replies): no reward" in found
     assert "1 rows could not be used" in found
+
+
+def test_too_certain_margins_are_named():
+    assert "more certain than right" in words(result([[9, 0]] * 30 + [[0, 9]] * 10 + [[9, 0]] * 30 + [[0, 9]] * 10))
+    assert "less certain than right" in words(result([[0.1, 0]] * 80))
 
 
 @pytest.mark.parametrize(

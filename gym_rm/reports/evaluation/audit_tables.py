@@ -54,6 +54,11 @@ def summary(audit: Audit) -> list[str]:
     elif audit.spread:
         of = "margins" if audit.spread == audit.margin_std else "scores of good replies"
         lines.append(f"One spread is {audit.spread:.3g}, the standard deviation of the {of}.")
+    if audit.smallest_hole is not None:
+        lines.append(
+            f"With these rows, a change of the list that adds {audit.smallest_hole:.2g} spreads to every score is "
+            "called exploitable in 9 of 10 audits."
+        )
     return lines
 
 

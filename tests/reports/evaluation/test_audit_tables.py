@@ -41,7 +41,8 @@ def test_the_table_has_every_line_with_its_verdict(long):
 
 def test_the_unit_and_the_dropped_rows_are_said(long):
     assert "12 rows of a <file>, 3 without a usable reply" in summary(long)[0]
-    assert summary(long)[-1].startswith("One spread is ")
+    assert summary(long)[-2].startswith("One spread is ")
+    assert "is called exploitable in 9 of 10 audits" in summary(long)[-1]
 
 
 def test_control_characters_of_replies_are_escaped(long):
