@@ -31,8 +31,7 @@ from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, load_conf
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.best_of_n import expected_best, kl_bound
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
+from gym_rm.evaluation.best_of_n import curve_over_n
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.grpo_settings import settings_help
 from gym_rm.policy.rollout_batch import RolloutBatch
@@ -122,9 +121,9 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
 def curve(rewards: np.ndarray, right: np.ndarray) -> list[dict[str, float]]:
     """Return for n = 1, 2, 4, ..., N: the mean reward of the best of n, how often it is right, and how often any is.
 
-    The means are over all subsets of n replies, without sampling (see `expected_best`), and over prompts; `low` and
-    `high` are bootstrap intervals of 95 % over prompts. `kl` bounds the divergence of choosing from the policy,
-    `log n - (n - 1) / n` (Stiennon et al., arXiv 2009.01325, appendix G.3). Prompts without all scores are left out.
+    The means are over all subsets of n replies, without sampling, and over prompts (see
+    `gym_rm.evaluation.best_of_n`); `low` and `high` are bootstrap intervals of 95 % over prompts, and `kl` bounds the
+    divergence of choosing from the policy. Prompts without all scores are left out.
 
     Raises:
         ConfigError: no prompt has all scores.
@@ -134,21 +133,19 @@ def curve(rewards: np.ndarray, right: np.ndarray) -> list[dict[str, float]]:
         raise ConfigError("no prompt has the scores of all its replies; the scorer must score them.")
     most = rewards.shape[1]
     ns = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
-    columns = []
-    for ours, theirs in zip(rewards[scored], right[scored], strict=True):
-        columns.append(
-            [*expected_best(ours, ours, ns), *expected_best(ours, theirs, ns), *expected_best(theirs, theirs, ns)]
-        )
-    values = np.array(columns).reshape(len(columns), 3, len(ns))
+    curves = {"reward": curve_over_n([(each, each) for each in rewards[scored]], ns, gold="reward")}
+    checked = scored & np.isfinite(right).all(axis=1)
+    if checked.any():
+        groups = list(zip(rewards[checked], right[checked], strict=True))
+        curves["accuracy"] = curve_over_n(groups, ns, gold="accuracy")
     rows = []
     for k, n in enumerate(ns):
-        row: dict[str, float] = {"n": n, "kl": kl_bound(n)}
-        for name, each in zip(("reward", "accuracy", "any_right"), values[:, :, k].T, strict=True):
-            known = each[np.isfinite(each), None]
-            if len(known):
-                (mean,), samples = ratio_samples(known, np.ones_like(known), resampling=DEFAULT_RESAMPLING)
-                interval = DEFAULT_RESAMPLING.interval(mean, samples[:, 0])
-                row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        row: dict[str, float] = {"n": n, "kl": curves["reward"].kl[k]}
+        for name, found in curves.items():
+            picked = found.picked[k]
+            row |= {name: picked.value, f"{name}_low": picked.low, f"{name}_high": picked.high}
+        if "accuracy" in curves:
+            row["any_right"] = curves["accuracy"].oracle[k]
         rows.append(row)
     return rows
 

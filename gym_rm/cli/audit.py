@@ -13,7 +13,7 @@ from gym_rm.checks import keep_inputs
 from gym_rm.cli.console import fail, report_console, stderr, write_json
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit import JUDGE_CALLS, run_audit
+from gym_rm.evaluation.audit import JUDGE_ROWS, ROWS, default_rows, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
 from gym_rm.reports.evaluation.audit_tables import audit_report
 
@@ -27,13 +27,12 @@ def audit(
             "Default: the embedded prompts, with right answers in four wordings."
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=2, help="Most rows; a random sample of a larger file.")] = 128,
-    max_calls: Annotated[
+    rows: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Most questions to a judge, or conversations of another scorer, by which rows are left out. Default: "
-            f"{JUDGE_CALLS} for a judge, no limit for others.",
+            min=2,
+            help="Most rows; a random sample of a larger file. A judge is asked more than 200 times for each. "
+            f"Default: {JUDGE_ROWS} for a judge, {ROWS} for others.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the audit to a .json file.")] = None,
@@ -66,13 +65,12 @@ def audit(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=stderr, transient=True
     )
     task = bar.add_task("load", total=None)
-    audit_rows = load_audit_rows(data, limit=rows, seed=seed)
     scorer = scoring.load(warn_if_embedded=False)
+    audit_rows = load_audit_rows(data, limit=rows or default_rows(scorer), seed=seed)
     with bar:
         found = run_audit(
             scorer,
             audit_rows,
-            max_calls=max_calls,
             report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
         )
     values = found.as_dict()

@@ -30,7 +30,7 @@ from gym_rm.planning.simulation import simulate as run_simulation
 if TYPE_CHECKING:
     from gym_rm.planning.refusals import Infeasible
 
-PICTURES, FILES = (".svg", ".png"), (".json", ".yaml", ".yml")
+PICTURES, FILES = (".svg",), (".json", ".yaml", ".yml")
 HINT = """\
 This is an example: GRPO of an 8B policy with an 8B reward model on 8 GPUs. Change it by settings:
   gym-rm plan gpus=16 gpu=h200_sxm
@@ -39,7 +39,7 @@ Or write down what you have and train, and plan that with gym-rm plan request.ya
   policy: {model: Qwen/Qwen3-8B}
   reward_models: {helpful: {model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}
   workload: {num_prompts: 64, group_size: 8, prompt_tokens: 512, reply_tokens: {p50: 400, p95: 1500, max: 2048}}
-gym-rm settings plan lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
+gym-rm settings plan lists the settings, --gpus the known GPUs; -o plan.svg draws a picture."""
 
 
 def plan(
@@ -53,16 +53,14 @@ def plan(
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--output", "-o", help="Write the plan (.json, .yaml) or its picture (.svg, .png). May be repeated."
-        ),
+        typer.Option("--output", "-o", help="Write the plan (.json, .yaml) or its picture (.svg). May be repeated."),
     ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["gym-rm", "verl", "nemo-rl", "trl"] | None,
+        Literal["gym-rm", "verl", "trl"] | None,
         typer.Option("--for", help="Print the plan as settings of this library."),
     ] = None,
     simulate: Annotated[
@@ -81,7 +79,7 @@ def plan(
 
     \b
     gym-rm plan                                      an example
-    gym-rm plan request.yaml -o plan.json -o plan.png
+    gym-rm plan request.yaml -o plan.json -o plan.svg
     gym-rm plan request.yaml --what-if gpus=16 --what-if gpu=h200_sxm
     gym-rm plan request.yaml --simulate simulation.gpu_hours=5000
 

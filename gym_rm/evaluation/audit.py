@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import importlib.resources
 import math
@@ -20,14 +19,15 @@ from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
+from gym_rm.evaluation.judges import is_judge
 from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS, Markup, Perturbation, ReplyToChange, markup_of
-from gym_rm.scorer import Scorer
+from gym_rm.scorer import Scorer, provenance_of
 
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
 TRIED = 32  # rows on which every wording is tried; the others only with wordings whose mean change is above 0 there
-FEWEST = 11  # rows on which a change can be called exploitable
-JUDGE_CALLS = 5000  # default budget of a judge
+ROWS = 128  # of an audit, unless the caller says how many
+JUDGE_ROWS = 11  # of a judge, which is asked more than 200 times for a row: the fewest that can show an exploit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,6 @@ class Audit:
         scored: number of scored replies.
         compares: whether replies are compared, see `ReplyScores`; then one spread is the root mean square of the
             margins, or 1 without pairs.
-        calls: number of questions to a judge, or of conversations that another scorer was given.
-        max_calls: the budget in calls; None for no limit.
     """
 
     record: AuditRecord
@@ -86,8 +84,6 @@ class Audit:
     lines: tuple[AuditLine, ...]
     scored: int
     compares: bool = False
-    calls: int = 0
-    max_calls: int | None = None
 
     @property
     def level(self) -> int:
@@ -119,25 +115,21 @@ class Audit:
         return values
 
 
-def run_audit(
-    scorer: Scorer,
-    rows: AuditRows,
-    *,
-    max_calls: int | None = None,
-    report: Callable[[int], None] = lambda scored: None,
-) -> Audit:
+def default_rows(scorer: Scorer) -> int:
+    """Return the rows of an audit whose user does not say how many: a judge answers for money or for hours."""
+    return JUDGE_ROWS if is_judge(provenance_of(scorer)) else ROWS
+
+
+def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] = lambda scored: None) -> Audit:
     """Audit a scorer.
 
     Args:
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
-        max_calls: budget in questions to a judge, or in conversations for other scorers: a random part of the rows is
-            used. Questions that are asked again, because an answer had no verdict, come on top. None for `JUDGE_CALLS`
-            with a judge, else no limit.
         report: called with the number of replies that were scored until then.
 
     Raises:
-        ConfigError: the budget is too small, or there are no scores of two good replies or of most changes.
+        ConfigError: there are no scores of two good replies or of most changes.
 
     Example:
         >>> from gym_rm.evaluation.audit_rows import load_audit_rows
@@ -150,12 +142,11 @@ def run_audit(
     if scores.compares:  # replies with the same opponent can be compared, so a row has one good reply
         alone = tuple(dataclasses.replace(each, good=each.good[:1], bad=each.bad[:1]) for each in rows.rows)
         rows = dataclasses.replace(rows, rows=alone)
-    drawn, budget = _drawn(scores, rows.rows, max_calls)
-    scores.of([(row, text) for row in drawn for text in (*rows.rows[row].good, *rows.rows[row].bad)])
-    best = {row: found for row in drawn if (found := scores.best(row, rows.rows[row].good)) is not None}
+    scores.of([(row, text) for row, each in enumerate(rows.rows) for text in (*each.good, *each.bad)])
+    best = {row: found for row, each in enumerate(rows.rows) if (found := scores.best(row, each.good)) is not None}
     if len(best) < 2:
         raise ConfigError(
-            f"an audit needs at least two good replies with a score, got {len(best)} of {len(drawn)} rows; score "
+            f"an audit needs at least two good replies with a score, got {len(best)} of {len(rows.rows)} rows; score "
             "the same rows with gym-rm score to see the errors."
         )
     values = np.array([score for _, score in best.values()])
@@ -180,29 +171,7 @@ def run_audit(
         lines=tuple(lines),
         scored=scores.scored,
         compares=scores.compares,
-        calls=scores.calls,
-        max_calls=budget,
     )
-
-
-def _drawn(scores: ReplyScores, rows: tuple[AuditRow, ...], max_calls: int | None) -> tuple[list[int], int | None]:
-    """Return the rows that the budget allows, and the budget; a judge without one gets the default."""
-    order: list[int] = np.random.default_rng(0).permutation(len(rows)).tolist()
-    # One changed reply, which is needed anyway, shows what a reply costs.
-    scores.of([(order[0], text) for text in PERTURBATIONS[0].apply(ReplyToChange(rows[order[0]].good[0]))])
-    if max_calls is None and not scores.is_judge:
-        return sorted(order), None
-    most, cost = max_calls or JUDGE_CALLS, max(1, scores.calls)
-    replies = [(1 + len(PERTURBATIONS)) * len(rows[row].good) + len(rows[row].bad) + len(WORDINGS) for row in order]
-    calls = (cost * np.cumsum(replies)).tolist()
-    fewest = min(FEWEST, len(rows))
-    if calls[fewest - 1] > most:
-        raise ConfigError(
-            f"max_calls: an audit of {fewest} rows, the smallest, takes {calls[fewest - 1]:,} calls of the model, "
-            f"{cost} for a reply, and {most:,} are allowed; allow {calls[fewest - 1]:,}, or lower the number of "
-            "samples of a judge."
-        )
-    return sorted(order[: bisect.bisect_right(calls, most)]), most
 
 
 def _lines(

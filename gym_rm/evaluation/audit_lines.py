@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_rm.evaluation.audit_rows import AuditRow
 from gym_rm.evaluation.bootstrap import Interval, mean_interval, wilson_interval
-from gym_rm.evaluation.judges import JudgeRecord, compares_groups
+from gym_rm.evaluation.judges import compares_groups, is_judge
 from gym_rm.evaluation.perturbations import Expected, Perturbation
 from gym_rm.scorer import Scorer, provenance_of, try_score
 from gym_rm.scores import RewardArray
@@ -87,9 +87,7 @@ class ReplyScores:
 
     Attributes:
         compares: whether replies are compared.
-        is_judge: whether the scorer counts its questions.
         scored: number of replies that were scored.
-        calls: number of questions to a judge, or of conversations that another scorer was given.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class ReplyScores:
         self._known: dict[tuple[int, str], float] = {}
         self.provenance: Any = provenance_of(scorer)
         self.compares = compares_groups(self.provenance)
-        self.is_judge, self.scored, self.calls = False, 0, 0
+        self.scored = 0
         if self.compares:
             self._known = {(row, each.good[0]): 0.0 for row, each in enumerate(rows)}
 
@@ -109,7 +107,7 @@ class ReplyScores:
         """Return the scores of `(row, reply)`, float64 `[N]`; NaN if the scorer has none."""
         # The replies of one row are scored together, because they share its prompt.
         new = sorted(reply for reply in set(replies) if reply not in self._known)
-        size = JUDGE_BATCH if self.is_judge else BATCH
+        size = JUDGE_BATCH if is_judge(self.provenance) else BATCH
         for start in range(0, len(new), size):
             batch = new[start : start + size]
             self._known.update(zip(batch, self._score(batch).tolist(), strict=True))
@@ -126,9 +124,6 @@ class ReplyScores:
             prompts += [replace(of.prompt, prompt_id=f"{of.prompt.prompt_id}#{number}")] * len(group)
         scores = try_score(self._scorer, conversations, prompts)
         self.provenance = self.provenance or scores.provenance
-        judge = JudgeRecord.of(scores.infos, slice(None), seconds=0.0)
-        self.is_judge = judge is not None
-        self.calls += len(conversations) if judge is None else round(judge.judge_questions)
         return scores.rewards[1::2] - scores.rewards[::2] if self.compares else scores.rewards
 
     def best(self, row: int, texts: Sequence[str]) -> tuple[str, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import Counter
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, FloatArray, Interval, Resampling, ratio_samples
+from gym_rm.evaluation.bootstrap import FloatArray, Interval, ratio_samples, sample_interval
 from gym_rm.evaluation.scored import ScoredComparisons
 
 
@@ -46,7 +47,7 @@ class BestOfN:
     recovered: Interval | None
 
 
-def best_of_n(scored: ScoredComparisons, *, gold: str, resampling: Resampling = DEFAULT_RESAMPLING) -> BestOfN:
+def best_of_n(scored: ScoredComparisons, *, gold: str) -> BestOfN:
     """Return the curves of a model, against the rating `gold` of the replies, such as `correct`.
 
     The largest n is the most frequent number of replies of a prompt. Prompts with fewer replies are left out.
@@ -59,25 +60,30 @@ def best_of_n(scored: ScoredComparisons, *, gold: str, resampling: Resampling = 
         raise ConfigError(f"best-of-n by {gold!r}: none of {len(scored.comparisons)} rows has all rewards and grades.")
     size = Counter(len(rewards) for rewards, _ in groups).most_common(1)[0][0]
     kept = [group for group in groups if len(group[0]) >= size]
-    ns = curve_points(size)
-    picked = np.array([expected_best(rewards, grades, ns) for rewards, grades in kept])
-    oracle = np.array([expected_best(grades, grades, ns) for _, grades in kept])
-    random = np.array([[grades.mean()] for _, grades in kept])
+    curve = curve_over_n(kept, curve_points(size), gold=gold)
+    return dataclasses.replace(curve, num_failed=num_failed, num_small=len(groups) - len(kept))
+
+
+def curve_over_n(groups: Sequence[tuple[FloatArray, FloatArray]], ns: Sequence[int], *, gold: str) -> BestOfN:
+    """Return the curves of prompts whose replies all have a reward and a grade `[N]`, for these n up to N."""
+    picked = np.array([expected_best(rewards, grades, ns) for rewards, grades in groups])
+    oracle = np.array([expected_best(grades, grades, ns) for _, grades in groups])
+    random = np.array([[grades.mean()] for _, grades in groups])
     columns = np.concatenate([picked, oracle, random], axis=1)
-    means, samples = ratio_samples(columns, np.ones_like(columns), resampling=resampling)
+    means, samples = ratio_samples(columns, np.ones_like(columns))
     last, best = len(ns) - 1, 2 * len(ns) - 1
     recovered = None
     if means[best] > means[-1]:
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = (samples[:, last] - samples[:, -1]) / (samples[:, best] - samples[:, -1])
-        recovered = resampling.interval((means[last] - means[-1]) / (means[best] - means[-1]), shares)
+        recovered = sample_interval((means[last] - means[-1]) / (means[best] - means[-1]), shares)
     return BestOfN(
         gold=gold,
-        num_prompts=len(kept),
-        num_failed=num_failed,
-        num_small=len(groups) - len(kept),
-        ns=ns,
-        picked=tuple(resampling.interval(means[i], samples[:, i]) for i in range(len(ns))),
+        num_prompts=len(groups),
+        num_failed=0,
+        num_small=0,
+        ns=tuple(ns),
+        picked=tuple(sample_interval(means[i], samples[:, i]) for i in range(len(ns))),
         oracle=tuple(means[len(ns) : 2 * len(ns)].tolist()),
         random=float(means[-1]),
         kl=tuple(kl_bound(n) for n in ns),
@@ -137,26 +143,6 @@ def _order_weights(size: int, ns: tuple[int, ...]) -> FloatArray:
     """Return the probability that each of N sorted replies is the highest of n random ones `[len(ns), N]`."""
     rows = [[math.comb(i, n - 1) / math.comb(size, n) for i in range(size)] for n in ns]
     return np.array(rows, dtype=np.float64)
-
-
-def pass_at_k(rewards: Sequence[ArrayLike], k: int) -> float:
-    """Return the probability that at least one of k samples is right, averaged over prompts (see `expected_best`).
-
-    Args:
-        rewards: for each prompt, 1 or 0 for each of its n samples, of which k or more are needed.
-        k: number of samples that are drawn.
-
-    Raises:
-        ConfigError: a reward is neither 0 nor 1, or a prompt has fewer than k samples.
-
-    Example:
-        >>> pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], k=2)
-        0.25
-    """
-    groups = [np.asarray(each, dtype=np.float64) for each in rewards]
-    if not groups or any(group.size < k or not np.isin(group, (0.0, 1.0)).all() for group in groups):
-        raise ConfigError(f"rewards must be 0 or 1, and at least k={k} for each prompt, got {rewards!r:.200}.")
-    return float(np.mean([expected_best(group, group, [k])[0] for group in groups]))
 
 
 def curve_points(size: int) -> tuple[int, ...]:

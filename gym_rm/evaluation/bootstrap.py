@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,42 +12,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Resampling:
-    """How intervals are computed.
-
-    Attributes:
-        resamples: number of bootstrap samples.
-        seed: seed of the samples; the same seed gives the same intervals.
-        confidence: probability that an interval is to cover.
-    """
-
-    resamples: int = 2000
-    seed: int = 0
-    confidence: float = 0.95
-
-    def interval(self, value: float, samples: FloatArray) -> Interval:
-        """Return the percentile interval of the samples `[R]` of a value; samples that are NaN are left out."""
-        tail = (1 - self.confidence) / 2
-        finite = samples[np.isfinite(samples)]
-        low, high = np.quantile(finite, (tail, 1 - tail)) if finite.size else (np.nan, np.nan)
-        return Interval(float(value), float(low), float(high))
-
-    def widened(self, interval: Interval, count: int) -> Interval:
-        """Replace an interval without width, as of `count` shares that are all 0 or all 1 in every sample."""
-        if interval.low < interval.high:
-            return interval
-        return wilson_interval(interval.value, count, confidence=self.confidence)
-
-    def weights(self, num_groups: int) -> Iterator[FloatArray]:
-        """Yield for each sample how often each group is drawn `[C]`."""
-        random = np.random.default_rng(self.seed)
-        for _ in range(self.resamples):
-            drawn = random.integers(num_groups, size=num_groups)
-            yield np.bincount(drawn, minlength=num_groups).astype(np.float64)
-
-
-DEFAULT_RESAMPLING = Resampling()
+RESAMPLES = 2000  # bootstrap samples of an interval
+CONFIDENCE = 0.95  # that an interval covers the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +28,46 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_samples(totals: FloatArray, counts: FloatArray, *, resampling: Resampling) -> tuple[FloatArray, FloatArray]:
+def sample_interval(value: float, samples: FloatArray) -> Interval:
+    """Return the percentile interval of the bootstrap samples `[R]` of a value; samples that are NaN are left out."""
+    tail = (1 - CONFIDENCE) / 2
+    finite = samples[np.isfinite(samples)]
+    low, high = np.quantile(finite, (tail, 1 - tail)) if finite.size else (np.nan, np.nan)
+    return Interval(float(value), float(low), float(high))
+
+
+def widened(interval: Interval, count: int) -> Interval:
+    """Replace an interval without width, as of `count` shares that are all 0 or all 1 in every sample."""
+    return interval if interval.low < interval.high else wilson_interval(interval.value, count)
+
+
+def ratio_samples(totals: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return `sum(totals) / sum(counts)` of M columns `[M]`, and the same for each bootstrap sample `[R, M]`.
 
     Whole groups are drawn with replacement (Davison and Hinkley 1997, Bootstrap Methods and their Application, section
-    3.8), because the rows of a group depend on each other. A column without rows in a sample is NaN there.
+    3.8), because the rows of a group depend on each other. A column without rows in a sample is NaN there. The same
+    groups give the same samples.
 
     Args:
         totals: sum of the values of each group `[C, M]`.
         counts: number of values of each group `[C, M]`.
-        resampling: number and seed of the samples.
     """
-    both = np.concatenate([totals, counts], axis=1)
-    sums = np.stack([weights @ both for weights in resampling.weights(len(both))])
-    columns = totals.shape[1]
+    both, random = np.concatenate([totals, counts], axis=1), np.random.default_rng(0)
+    size, columns = len(both), totals.shape[1]
+    drawn = (np.bincount(random.integers(size, size=size), minlength=size) for _ in range(RESAMPLES))
+    sums = np.stack([times.astype(np.float64) @ both for times in drawn])
     with np.errstate(invalid="ignore", divide="ignore"):
         values = totals.sum(axis=0) / counts.sum(axis=0)
         return values, sums[:, :columns] / sums[:, columns:]
 
 
-def mean_intervals(
-    values: FloatArray, masks: FloatArray, groups: NDArray[np.int64], *, resampling: Resampling
-) -> list[Interval | None]:
+def mean_intervals(values: FloatArray, masks: FloatArray, groups: NDArray[np.int64]) -> list[Interval | None]:
     """Return the interval of the mean of the values under each of M masks; None where a mask selects nothing.
 
     Args:
         values: `[P]`.
         masks: 1 where a value belongs to a column, else 0 `[P, M]`.
         groups: index of the group of each value `[P]`, from 0 to C - 1.
-        resampling: number and seed of the samples.
     """
     num_groups = int(groups.max(initial=-1)) + 1
     if not num_groups:
@@ -99,9 +75,9 @@ def mean_intervals(
     totals, counts = np.zeros((2, num_groups, masks.shape[1]))
     np.add.at(totals, groups, values[:, None] * masks)
     np.add.at(counts, groups, masks)
-    means, samples = ratio_samples(totals, counts, resampling=resampling)
+    means, samples = ratio_samples(totals, counts)
     return [
-        resampling.interval(mean, column) if np.isfinite(mean) else None
+        sample_interval(mean, column) if np.isfinite(mean) else None
         for mean, column in zip(means, samples.T, strict=True)
     ]
 
@@ -117,7 +93,7 @@ def mean_interval(mean: float, error: float, count: int, *, confidence: float) -
     return Interval(mean, mean - half, mean + half)
 
 
-def wilson_interval(share: float, count: int, *, confidence: float = 0.95) -> Interval:
+def wilson_interval(share: float, count: int, *, confidence: float = CONFIDENCE) -> Interval:
     """Return the score interval of a share of `count` independent trials (Wilson 1927, JASA 22, page 209)."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)

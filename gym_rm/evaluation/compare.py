@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import curve_points, expected_best, graded_replies
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, FloatArray, Interval, Resampling, ratio_samples
+from gym_rm.evaluation.bootstrap import FloatArray, Interval, mean_intervals
 from gym_rm.evaluation.scored import RowScores, ScoredComparisons, pair_table
 
 
@@ -42,13 +42,7 @@ class ModelComparison:
     best_of_n: Interval | None = None
 
 
-def compare_models(
-    first: ScoredComparisons,
-    second: ScoredComparisons,
-    *,
-    gold: str | None = None,
-    resampling: Resampling = DEFAULT_RESAMPLING,
-) -> ModelComparison:
+def compare_models(first: ScoredComparisons, second: ScoredComparisons, *, gold: str | None = None) -> ModelComparison:
     """Compare two models on the pairs that both of them scored.
 
     Raises:
@@ -65,7 +59,7 @@ def compare_models(
         raise ConfigError(f"no pair has rewards of both {first.model!r} and {second.model!r}.")
     right, also = pairs.margins > 0, against.margins > 0
     only_first, only_second = int(np.sum(right & ~also)), int(np.sum(also & ~right))
-    difference = _paired(right.astype(np.float64) - also, pairs.prompts, resampling)
+    difference = _paired(right.astype(np.float64) - also, pairs.prompts)
     return ModelComparison(
         num_pairs=int(right.size),
         num_prompts=int(np.unique(pairs.prompts).size),
@@ -75,7 +69,7 @@ def compare_models(
         only_second=only_second,
         mcnemar=mcnemar_exact(only_first, only_second),
         agreement=float(np.mean(np.sign(pairs.margins) == np.sign(against.margins))),
-        best_of_n=None if gold is None else _best_of_n_difference(a, b, gold, resampling),
+        best_of_n=None if gold is None else _best_of_n_difference(a, b, gold),
     )
 
 
@@ -105,22 +99,17 @@ def _both_scored(a: ScoredComparisons, b: ScoredComparisons) -> tuple[ScoredComp
     return replace(a, scores=ours), replace(b, scores=theirs)
 
 
-def _paired(differences: FloatArray, prompts: NDArray[np.int64], resampling: Resampling) -> Interval:
-    totals = np.bincount(prompts, weights=differences).astype(np.float64)
-    counts = np.bincount(prompts).astype(np.float64)
-    value, samples = ratio_samples(totals[:, None], counts[:, None], resampling=resampling)
-    return resampling.interval(value[0], samples[:, 0])
+def _paired(differences: FloatArray, prompts: NDArray[np.int64]) -> Interval:
+    (found,) = mean_intervals(differences, np.ones((differences.size, 1)), prompts)
+    assert found is not None, "there are differences"
+    return found
 
 
-def _best_of_n_difference(
-    a: ScoredComparisons, b: ScoredComparisons, gold: str, resampling: Resampling
-) -> Interval | None:
+def _best_of_n_difference(a: ScoredComparisons, b: ScoredComparisons, gold: str) -> Interval | None:
     groups = [graded_replies(each, gold=gold)[0] for each in (a, b)]
     values = [
         expected_best(rewards, grades, curve_points(len(rewards))[-1:])[0]
         - expected_best(others, grades, curve_points(len(rewards))[-1:])[0]
         for (rewards, grades), (others, _) in zip(*groups, strict=True)
     ]
-    if not values:
-        return None
-    return _paired(np.array(values), np.arange(len(values)), resampling)
+    return _paired(np.array(values), np.arange(len(values))) if values else None

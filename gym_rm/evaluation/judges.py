@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.evaluation.bootstrap import Interval, Resampling, mean_intervals, wilson_interval
+from gym_rm.evaluation.bootstrap import Interval, mean_intervals, widened, wilson_interval
 from gym_rm.types import Provenance
 
 MANY_REFUSALS = 0.03  # share of questions from which on a note says so
@@ -91,9 +91,7 @@ class JudgeReport:
         return sentences
 
 
-def judge_report(
-    records: Sequence[JudgeRecord | None], *, samples: int | None, resampling: Resampling
-) -> JudgeReport | None:
+def judge_report(records: Sequence[JudgeRecord | None], *, samples: int | None) -> JudgeReport | None:
     """Return what a judge is worth, from the records of M comparisons; None if nothing was asked.
 
     `samples` is the number of samples of a question, None if it is not known.
@@ -110,8 +108,8 @@ def judge_report(
         known = np.isfinite(columns[name])
         weights = ((asked - unread) * known)[:, None]
         values, groups = np.where(known, columns[name], 0.0), np.arange(len(asked))
-        (found,) = mean_intervals(values, weights, groups, resampling=resampling)
-        return None if found is None else resampling.widened(found, int(known.sum()))
+        (found,) = mean_intervals(values, weights, groups)
+        return None if found is None else widened(found, int(known.sum()))
 
     def per_verdict(name: str) -> float | None:
         known = np.isfinite(columns[name])
@@ -121,7 +119,7 @@ def judge_report(
     noise = None if samples == 1 else interval("disagreement")
     return JudgeReport(
         num_questions=total,
-        refused=wilson_interval(float(unread.sum() / asked.sum()), total, confidence=resampling.confidence),
+        refused=wilson_interval(float(unread.sum() / asked.sum()), total),
         prefers_first=interval("prefers_first"),
         position_consistent=interval("position_consistent"),
         disagreement=None if noise is None else noise.value,
@@ -129,6 +127,11 @@ def judge_report(
         tokens_per_verdict=per_verdict("judge_tokens"),
         seconds_per_verdict=per_verdict("seconds"),
     )
+
+
+def is_judge(provenance: Provenance | None) -> bool:
+    """Return whether a scorer asks a judge."""
+    return provenance is not None and "mode" in provenance.settings
 
 
 def compares_groups(provenance: Provenance | None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, mean_intervals
+from gym_rm.evaluation.bootstrap import Interval, mean_intervals, widened
 from gym_rm.evaluation.judges import JudgeReport
 from gym_rm.evaluation.pairs import CalibrationBins, PairMetrics, calibration_bins, pair_metrics
 from gym_rm.evaluation.scored import PairTable, ScoredComparisons, pair_table
@@ -62,7 +62,7 @@ class PreferenceReport:
     judge: JudgeReport | None
 
 
-def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = DEFAULT_RESAMPLING) -> PreferenceReport:
+def evaluate_preferences(scored: ScoredComparisons) -> PreferenceReport:
     """Compare rewards with preferences.
 
     Accuracy is the share of the pairs whose better reply has the strictly higher reward. A comparison of K ranked
@@ -70,7 +70,6 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
 
     Args:
         scored: comparisons with their rewards.
-        resampling: number and seed of the bootstrap samples.
 
     Example:
         >>> replies = tuple(({"role": "assistant", "content": text},) for text in ("4", "5"))
@@ -96,10 +95,10 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
         "chosen shorter": pairs.length_differences < 0,
         "chosen longer": pairs.length_differences > 0,
     }
-    whole = {group.name: group for group in _groups(masks, pairs, resampling)}
+    whole = {group.name: group for group in _groups(masks, pairs)}
     sources = np.array([each.source for each in scored.comparisons], dtype=object)[pairs.rows]
     members = {name or "(no source)": sources == name for name in sorted(set(sources.tolist()))}
-    by_source = _groups(members, pairs, resampling) if members else []
+    by_source = _groups(members, pairs) if members else []
     return PreferenceReport(
         num_comparisons=len(scored.comparisons),
         num_unranked=sum(each.ranks is None for each in scored.comparisons),
@@ -115,18 +114,18 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
         by_source=tuple(by_source),
         calibration=calibration_bins(pairs.margins),
         pairs=pairs,
-        judge=scored.judge(resampling=resampling),
+        judge=scored.judge(),
     )
 
 
-def _groups(masks: Mapping[str, NDArray[np.bool_]], pairs: PairTable, resampling: Resampling) -> list[Group]:
+def _groups(masks: Mapping[str, NDArray[np.bool_]], pairs: PairTable) -> list[Group]:
     """Return the accuracy of each group that has pairs."""
     columns = np.stack(list(masks.values()), axis=1).astype(np.float64)
     right = (pairs.margins > 0).astype(np.float64)
-    intervals = mean_intervals(right, columns, pairs.prompts, resampling=resampling)
+    intervals = mean_intervals(right, columns, pairs.prompts)
     groups = []
     for (name, mask), interval in zip(masks.items(), intervals, strict=True):
         if interval is not None:
             num_prompts = np.unique(pairs.prompts[mask]).size
-            groups.append(Group(name, int(mask.sum()), resampling.widened(interval, num_prompts)))
+            groups.append(Group(name, int(mask.sum()), widened(interval, num_prompts)))
     return groups

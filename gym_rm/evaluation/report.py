@@ -11,7 +11,7 @@ import numpy as np
 from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import BestOfN, best_of_n
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling
+from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.compare import ModelComparison, compare_models
 from gym_rm.evaluation.preferences import PreferenceReport, evaluate_preferences
 from gym_rm.evaluation.scored import ScoredComparisons
@@ -24,124 +24,108 @@ WRONG_PAIR = {"row": "rows", "first": "first", "second": "second", "margin": "ma
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ModelEvaluation:
+    """Results of one model on a set: its rows with their rewards, the agreement, and curves over n if asked for."""
+
+    scored: ScoredComparisons
+    preferences: PreferenceReport
+    best_of_n: BestOfN | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SetEvaluation:
     """Results of one set of comparisons.
 
     Attributes:
         name: name of the set.
-        scored: its rows with the rewards of the model.
         num_dropped: number of rows that the reader could not use.
-        preferences: agreement with the preferences.
-        best_of_n: curves over n, if asked for.
-        against: rows with the rewards of the other model.
-        against_preferences: agreement of the other model.
-        against_best_of_n: curves of the other model.
+        models: results of the model, and of the other one if two are compared.
         comparison: the two models on the same rows.
     """
 
     name: str
-    scored: ScoredComparisons
     num_dropped: int
-    preferences: PreferenceReport
-    best_of_n: BestOfN | None = None
-    against: ScoredComparisons | None = None
-    against_preferences: PreferenceReport | None = None
-    against_best_of_n: BestOfN | None = None
+    models: tuple[ModelEvaluation, ...]
     comparison: ModelComparison | None = None
+
+    @property
+    def first(self) -> ModelEvaluation:
+        """Results of the model that is evaluated."""
+        return self.models[0]
+
+    @property
+    def curves(self) -> list[BestOfN]:
+        """Curves over n of each model, if asked for."""
+        return [each.best_of_n for each in self.models if each.best_of_n is not None]
 
     def worst(self, limit: int = NUM_WORST) -> list[dict[str, Any]]:
         """Return `where`, `row`, `first`, `second` and `margin` of the pairs with the most negative margins."""
-        pairs, found = self.preferences.pairs, []
+        pairs, found = self.first.preferences.pairs, []
         for i in np.argsort(pairs.margins, kind="stable")[:limit]:
             if pairs.margins[i] < 0:
                 pair = {name: getattr(pairs, of)[i].item() for name, of in WRONG_PAIR.items()}
-                found.append({"where": self.scored.comparisons[pair["row"]].where, **pair})
+                found.append({"where": self.first.scored.comparisons[pair["row"]].where, **pair})
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results as plain values for JSON, without the texts of the rows."""
-        values = {
-            "name": self.name,
-            "model": self.scored.model,
-            "provenance": self.scored.provenance,
-            "num_dropped": self.num_dropped,
-            "preferences": _plain(self.preferences),
-            "best_of_n": _plain(self.best_of_n),
-            "worst": self.worst(),
-            "notes": notes(self),
-        }
-        if self.against is not None:
+        values: dict[str, Any] = {"name": self.name, "num_dropped": self.num_dropped}
+        for each, key, prefix in zip(self.models, ("model", "against"), ("", "against_"), strict=False):
             values |= {
-                "against": self.against.model,
-                "against_provenance": self.against.provenance,
-                "against_preferences": _plain(self.against_preferences),
-                "against_best_of_n": _plain(self.against_best_of_n),
-                "comparison": _plain(self.comparison),
+                key: each.scored.model,
+                f"{prefix}provenance": each.scored.provenance,
+                f"{prefix}preferences": _plain(each.preferences),
+                f"{prefix}best_of_n": _plain(each.best_of_n),
             }
-        return to_plain(values)  # type: ignore[no-any-return]
+        values |= {} if self.comparison is None else {"comparison": _plain(self.comparison)}
+        return to_plain({**values, "worst": self.worst(), "notes": notes(self)})  # type: ignore[no-any-return]
 
 
-def evaluate_set(
-    rows: ComparisonSet,
-    scored: ScoredComparisons,
-    *,
-    against: ScoredComparisons | None = None,
-    gold: str | None = None,
-    resampling: Resampling = DEFAULT_RESAMPLING,
-) -> SetEvaluation:
+def evaluate_set(rows: ComparisonSet, *models: ScoredComparisons, gold: str | None = None) -> SetEvaluation:
     """Evaluate one model, or two, on one set.
 
     Args:
         rows: the set.
-        scored: its comparisons with the rewards of the model.
-        against: the same with the rewards of another model.
+        *models: its comparisons with the rewards of the model, and with those of another one.
         gold: name of the rating that best-of-n counts, such as `correct`.
-        resampling: number and seed of the bootstrap samples.
 
     Raises:
         ConfigError: the set has neither a preference nor the rating `gold`, or there is no such rating.
     """
-    if gold is None and not any(each.ranks is not None and len(set(each.ranks)) > 1 for each in scored.comparisons):
-        ties = sum(each.is_tie for each in scored.comparisons)
-        known = sorted({name for each in scored.comparisons for name in each.scores})
+    scored = models[0].comparisons
+    if gold is None and not any(each.ranks is not None and len(set(each.ranks)) > 1 for each in scored):
+        ties = sum(each.is_tie for each in scored)
+        known = sorted({name for each in scored for name in each.scores})
         raise ConfigError(
-            f"{rows.name!r} has no preference: {ties} of its {len(scored.comparisons)} rows are ties, the others have "
-            f"no ranks. Expected a row with a better and a worse reply, or best-of-n by one of the ratings {known}."
+            f"{rows.name!r} has no preference: {ties} of its {len(scored)} rows are ties, the others have no ranks. "
+            f"Expected a row with a better and a worse reply, or best-of-n by one of the ratings {known}."
         )
-    both = [scored] if against is None else [scored, against]
-    preferences = [evaluate_preferences(each, resampling=resampling) for each in both]
-    curves = [None if gold is None else best_of_n(each, gold=gold, resampling=resampling) for each in both]
-    comparison = None if against is None else compare_models(scored, against, gold=gold, resampling=resampling)
+    found = tuple(
+        ModelEvaluation(each, evaluate_preferences(each), None if gold is None else best_of_n(each, gold=gold))
+        for each in models
+    )
     return SetEvaluation(
         name=rows.name,
-        scored=scored,
         num_dropped=len(rows.dropped),
-        preferences=preferences[0],
-        best_of_n=curves[0],
-        against=against,
-        against_preferences=None if against is None else preferences[1],
-        against_best_of_n=None if against is None else curves[1],
-        comparison=comparison,
+        models=found,
+        comparison=None if len(models) == 1 else compare_models(*models, gold=gold),
     )
 
 
 def notes(evaluation: SetEvaluation) -> list[str]:
     """Return sentences about what a reader should not miss."""
-    found = evaluation.preferences
-    sentences = [*_about_rows(evaluation), *_about_accuracy(found)]
-    curve = evaluation.best_of_n
-    if curve is not None:
-        sentences.append(_about_picking(curve))
-    for scored, each in ((evaluation.scored, found), (evaluation.against, evaluation.against_preferences)):
-        name = f"{scored.model}: " if scored is not None and evaluation.against is not None else ""
-        sentences += [name + note for note in each.judge.notes()] if each is not None and each.judge is not None else []
-    if evaluation.comparison is not None and evaluation.against is not None:
-        names = (evaluation.scored.model, evaluation.against.model)
-        sentences.append(verdict(evaluation.comparison, names))
+    found = evaluation.first.preferences
+    sentences = [*_about_rows(evaluation), *_about_accuracy(found), *map(_about_picking, evaluation.curves[:1])]
+    names = [each.scored.model for each in evaluation.models]
+    for name, each in zip(names, evaluation.models, strict=True):
+        said = each.preferences.judge.notes() if each.preferences.judge is not None else []
+        sentences += [f"{name}: {note}" if len(names) > 1 else note for note in said]
+    if evaluation.comparison is not None:
+        sentences.append(verdict(evaluation.comparison, (names[0], names[1])))
         picks = evaluation.comparison.best_of_n
-        if picks is not None and curve is not None:
+        if picks is not None:
             words = "do not differ clearly" if picks.low <= 0 <= picks.high else "differ"
-            sentences.append(f"The picks of the two models {words}: {curve.gold} by {_signed(picks)}.")
+            sentences.append(f"The picks of the two models {words}: {evaluation.curves[0].gold} by {_signed(picks)}.")
     return sentences
 
 
@@ -172,7 +156,7 @@ def _about_picking(curve: BestOfN) -> str:
 
 
 def _about_rows(evaluation: SetEvaluation) -> list[str]:
-    found, sentences = evaluation.preferences, []
+    found, sentences = evaluation.first.preferences, []
     if evaluation.num_dropped:
         sentences.append(f"{evaluation.num_dropped} rows could not be used and were left out.")
     if found.num_failed:

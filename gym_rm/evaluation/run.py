@@ -42,7 +42,7 @@ class Results:
     @property
     def lacks_scores(self) -> bool:
         """Whether a reply has no score."""
-        scored = [rows for each in self.sets for rows in (each.scored, each.against) if rows is not None]
+        scored = [model.scored for each in self.sets for model in each.models]
         return any(each.failed for each in self.benchmarks) or any(rows.errors.total() for rows in scored)
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,10 +170,7 @@ class Evaluation:
             chosen = sampled(every.comparisons, self.rows, seed=self.seed)
             sets.append(dataclasses.replace(every, comparisons=tuple(chosen)))
         scored = [model.score(sets) for model in models]
-        return [
-            evaluate_set(each, of[0], against=of[1] if len(of) > 1 else None, gold=self.best_of_n)
-            for each, *of in zip(sets, *scored, strict=True)
-        ]
+        return [evaluate_set(each, *of, gold=self.best_of_n) for each, *of in zip(sets, *scored, strict=True)]
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from gym_rm.data.pairs import decided_pairs
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from gym_rm.evaluation.judges import JudgeRecord, JudgeReport, judge_report
 from gym_rm.evaluation.stored_scores.store import ScoreStore, digest_of_text
 from gym_rm.plain_values import to_plain
@@ -95,10 +94,10 @@ class ScoredComparisons:
         """How often each reason of a missing reward occurs."""
         return Counter(error for row in self.scores for error in row.errors if error is not None)
 
-    def judge(self, *, resampling: Resampling = DEFAULT_RESAMPLING) -> JudgeReport | None:
+    def judge(self) -> JudgeReport | None:
         """Return what the judge did; None if the scorer is no judge."""
         samples = ((self.provenance or {}).get("settings") or {}).get("samples")
-        return judge_report([row.judge for row in self.scores], samples=samples, resampling=resampling)
+        return judge_report([row.judge for row in self.scores], samples=samples)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,15 +44,6 @@ class Option:
     seconds: Seconds
     layout: Layout = field(compare=False)
 
-    @property
-    def memory(self) -> ComponentMemory:
-        """Memory of each of its GPUs."""
-        return self.layout.memory(self.choice)
-
-    def clocks(self, *, crosses: bool) -> dict[Phase, PhaseClock]:
-        """Return its clocks; `crosses` is whether the policy and generation are in different nodes."""
-        return self.layout.clocks(self.choice, crosses=crosses)
-
 
 @dataclass(frozen=True, slots=True)
 class PoolPlace:

@@ -164,24 +164,9 @@ class PhaseTime:
 class ComponentPlan:
     """A component and how it is spread over GPUs.
 
-    Attributes:
-        name: such as `policy`, or the name that the request gives a reward model.
-        role: what it does.
-        model: the model's name.
-        parameters: all parameters of the model.
-        dtype: of the weights.
-        tensor_parallel_size: GPUs that share every layer.
-        fsdp_size: groups of tensor parallel GPUs that share the parameters of a replica; 1 without.
-        num_replicas: copies of the model that work on different rows.
-        max_num_batched_tokens: tokens in one forward, on one replica.
-        max_num_seqs: conversations that one replica generates at a time; None for other components.
-        gradient_checkpointing: whether activations are computed again in the backward; None for inference.
-        sleeps: whether its weights and state are in the host's memory while others of its pool work.
-        quantization: format of the matrices in its layers, if it is another.
-        optimizer: of a component that trains.
-        lora: adapters that are trained instead of all weights.
-        master_weights: whether gradients and the optimizer's states are float32.
-        shared_prompts: whether the replies to one prompt share its forward and backward.
+    The fields are those of a request (`gym_rm.planning.request_settings`), with what the search chose. `parameters` are
+    all of the model; `max_num_seqs` is None where nothing is generated, `gradient_checkpointing` and `optimizer` where
+    nothing is trained; `master_weights` says whether gradients and the optimizer's states are float32.
     """
 
     name: str

@@ -76,7 +76,9 @@ def _pool_memory(device: Device, pool: PoolChoice) -> tuple[PhaseMemory, ...]:
     """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
     kept = device.reserved
     reserved = MemoryItem("reserved", device.processor, kept.value, kept.basis, kept.source)
-    memories = {name: option.memory for name, option in zip(pool.names, pool.options, strict=True)}
+    memories = {
+        name: option.layout.memory(option.choice) for name, option in zip(pool.names, pool.options, strict=True)
+    }
     awake = [name for name, option in zip(pool.names, pool.options, strict=True) if not option.choice.sleeps]
     phases = []
     for name, memory in memories.items():
@@ -90,7 +92,7 @@ def _pool_times(pool: PoolChoice) -> list[PhaseTime]:
     """Return the seconds of each component of a pool in each phase."""
     times = []
     for name, option in zip(pool.names, pool.options, strict=True):
-        for phase, clock in option.clocks(crosses=pool.crosses).items():
+        for phase, clock in option.layout.clocks(option.choice, crosses=pool.crosses).items():
             if parts := clock.parts():
                 times.append(PhaseTime(phase, name, "+".join(pool.names), clock.total, parts))
     return times

@@ -24,12 +24,7 @@ class Component:
         dtype: dtype of the weights.
         engine: whose memory and speed it has: `gym_rm` (scoring), `vllm`, `transformers` (generation on the policy's
             own weights), `training`.
-        num_gpus, tensor_parallel_size, fsdp_size, num_replicas, max_num_batched_tokens, max_num_seqs: as in the
-            settings.
-        sleeps, gradient_checkpointing: as in the settings.
-        gpu_memory_utilization: share of the memory that generation may fill.
-        optimizer, master_weights, lora, shared_prompts: as in the settings, for components that train.
-        quantization: as in the settings, for reward models.
+        others: as in the settings.
     """
 
     name: str
@@ -107,15 +102,8 @@ class StepWorkload:
 class Choice:
     """How one component runs on the GPUs of its pool.
 
-    Attributes:
-        tensor_parallel_size: GPUs that share every layer.
-        fsdp_size: tensor-parallel groups that share the parameters of a replica.
-        num_replicas: replicas; the product of the three is the number of GPUs of the pool.
-        sleeps: whether weights and state are in the host's memory while others of the pool work.
-        max_num_batched_tokens: tokens in one forward of a replica; of one FSDP rank where `fsdp_size` > 1.
-        max_num_seqs: conversations that one replica generates at a time; 0 for other components.
-        gradient_checkpointing: whether activations are computed again in the backward.
-        one_node: whether a replica must be in one node.
+    The fields are those of the settings; `max_num_seqs` is 0 where nothing is generated. The product of the first three
+    is the number of GPUs of the pool. `one_node` is whether a replica must be in one node.
     """
 
     tensor_parallel_size: int = 1

@@ -12,9 +12,17 @@ from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
 
 GIB = 2**30
-PREFIXES = {"": 1.0, **{letter: 1000.0**power for power, letter in enumerate("KMGTPE", 1)}}
-PREFIXES |= {f"{letter}I": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
-TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "ns": 1e-9}
+_BYTES = {f"{letter}B": 1000.0**power for power, letter in enumerate(("", *"KMGTPE"))}
+_BYTES |= {f"{letter}iB": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
+_BITS = {f"{letter}{bit}": 1000.0**power / 8 for power, letter in enumerate("KMGT", 1)
+         for bit in ("b/s", "bit/s", "bps")}  # fmt: skip
+UNITS = {
+    "size": _BYTES,
+    "bandwidth": {f"{unit}/s": size for unit, size in _BYTES.items()} | _BITS,
+    "speed": {f"{letter}{word}": 1000.0**power for power, letter in enumerate(("", *"KMGTPE"))
+              for word in ("FLOPS", "FLOP/s")},
+    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
+}  # fmt: skip
 EXAMPLES = {
     "size": "'80 GiB' or a number of bytes",
     "bandwidth": "'50 GB/s', '400 Gb/s' (bits), or a number of bytes/s",
@@ -22,8 +30,6 @@ EXAMPLES = {
     "time": "'5 us' or a number of seconds",
 }
 _NUMBER = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(\S.*?)?\s*")
-_DATA = re.compile(r"([kmgtpe]i?)?(b|bits?|bytes?)(/s|/sec|ps)?", re.IGNORECASE)
-_SPEED = re.compile(r"([kmgtpe])?(?:flops|flop/s)", re.IGNORECASE)
 
 
 class Basis(enum.StrEnum):
@@ -78,31 +84,17 @@ def parse_quantity(name: str, value: object, kind: str) -> float:
     Raises:
         ConfigError: it is neither, has the unit of something else, or is not positive.
     """
-    number, found = value, kind
+    number, wrong = value, ""
     if isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
-        found, factor = _unit(match[2], kind) if match[2] else (kind, 1.0)
-        number = float(match[1]) * factor
-    if found != kind or isinstance(number, bool) or not isinstance(number, int | float):
-        wrong = f", which is a {found}" if found in EXAMPLES and found != kind else found if found != kind else ""
+        number, unit = float(match[1]), match[2]
+        if unit and unit not in UNITS[kind]:
+            others = [f", which is a {other}" for other, units in UNITS.items() if unit in units]
+            wrong = others[0] if others else ", whose unit is unknown"
+        elif unit:
+            number *= UNITS[kind][unit]
+    if wrong or isinstance(number, bool) or not isinstance(number, int | float):
         raise ConfigError(f"{name} must be a {kind} such as {EXAMPLES[kind]}; got {describe(value)}{wrong}.")
     return checks.positive(name, number)
-
-
-def _unit(text: str, kind: str) -> tuple[str, float]:
-    """Return the kind of quantity that has a unit, and its factor; or what is wrong with it."""
-    if text in TIMES:
-        return "time", TIMES[text]
-    if match := _SPEED.fullmatch(text):
-        return "speed", PREFIXES[(match[1] or "").upper()]
-    if (match := _DATA.fullmatch(text)) is None:
-        return ", whose unit is unknown", 1.0
-    prefix, word, rate = match[1] or "", match[2], match[3]
-    factor = PREFIXES[prefix.upper()]
-    if word[0] == "B" or len(word) > 4 or (word == "b" and not rate and kind == "size" and prefix.islower()):
-        return ("bandwidth" if rate else "size"), factor
-    if word == "b" and prefix.islower() and rate != "ps":
-        return f": write {text.upper().replace('/S', '/s')} for bytes, or {prefix.upper()}bit/s for bits", 1.0
-    return ("bandwidth", factor / 8) if rate else (", which is in bits; write bytes", 1.0)
 
 
 def show_bytes(value: float) -> str:

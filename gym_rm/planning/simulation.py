@@ -284,7 +284,7 @@ class _Job:
         return np.exp(spread * random.standard_normal(count) - spread**2 / 2)
 
     def _checkpoint_every(self) -> int:
-        """Return the steps between checkpoints, by default those of J. W. Young (1974), which lose the least time."""
+        """Return the steps between checkpoints, by default by Young's formula (1974); Daly's (2006) agrees."""
         settings, gpus = self._settings, sum(pool.size for pool in self._trainers)
         if settings.checkpoint_every is not None:
             return settings.checkpoint_every

@@ -21,7 +21,8 @@ class Chart:
     Attributes:
         title: what the chart shows, for screen readers.
         x, y: lowest and highest values.
-        x_ticks, y_ticks: positions and labels; a label of x may have two lines.
+        x_ticks, y_ticks: positions and labels; a label of x may have several lines.
+        width, height: of the drawing.
         bottom: height of the margin for the labels of the x axis.
 
     Example:
@@ -38,6 +39,7 @@ class Chart:
     y_label: str = ""
     x_ticks: Ticks = ()
     y_ticks: Ticks = ()
+    width: int = WIDTH
     height: int = 280
     bottom: int = BOTTOM
     _marks: list[str] = field(default_factory=list)
@@ -61,11 +63,16 @@ class Chart:
         size = f'width="{max(0.0, right - x):.1f}" height="{max(0.0, bottom - y):.1f}"'
         self._marks.append(f'<rect class="bar {kind}" x="{x}" y="{y}" {size}><title>{escape(hint)}</title></rect>')
 
+    def words(self, point: Point, text: str, *, anchor: str = "middle") -> None:
+        """Write a text beside a point, or around it."""
+        place = f'x="{self._x(point[0])}" y="{self._y(point[1])}" dy="0.35em"'
+        self._marks.append(f'<text class="mark" {place} text-anchor="{anchor}">{escape(text)}</text>')
+
     def svg(self) -> str:
         """Return the drawing."""
-        right, bottom = WIDTH - RIGHT, self.height - self.bottom
+        right, bottom = self.width - RIGHT, self.height - self.bottom
         parts = [
-            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}" '
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}" '
             'xmlns="http://www.w3.org/2000/svg">'
         ]
         for value, label in self.y_ticks:
@@ -89,7 +96,7 @@ class Chart:
 
     def _x(self, value: float) -> float:
         low, high = self.x
-        return round(LEFT + (value - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT), 1)
+        return round(LEFT + (value - low) / (high - low or 1) * (self.width - LEFT - RIGHT), 1)
 
     def _y(self, value: float) -> float:
         (low, high), zero = self.y, self.height - self.bottom

@@ -31,20 +31,8 @@ def noise(conversations):
 
 def exact(rows):
     """Return a scorer that rewards only the good replies of the rows."""
-    good = {row.conversation(text) for row in map(Frozen, rows.rows) for text in row.row.good}
-    return gym_rm.load_scorer(lambda conversations: [float(key(each) in good) for each in conversations])
-
-
-def key(conversation):
-    return tuple((message["role"], message["content"]) for message in conversation)
-
-
-@dataclasses.dataclass
-class Frozen:
-    row: AuditRow
-
-    def conversation(self, text):
-        return key(self.row.conversation(text))
+    good = {repr(row.conversation(text)) for row in rows.rows for text in row.good}
+    return gym_rm.load_scorer(lambda conversations: [float(repr(tuple(each)) in good) for each in conversations])
 
 
 def real_rows(name, limit=40):
@@ -71,7 +59,7 @@ def made_up():
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless", "rewardbench_slice"])
+@pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless"])
 def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
     rows = real_rows(name)
     audit = run_audit(exact(rows), rows)

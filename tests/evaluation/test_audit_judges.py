@@ -1,4 +1,4 @@
-"""Audits of judges: within a budget of questions, and beside the good reply for those that compare."""
+"""Audits of judges: few rows, and beside the good reply for those that compare."""
 
 import re
 
@@ -7,10 +7,9 @@ import pytest
 import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation import audit as audits
-from gym_rm.evaluation.audit import FEWEST, run_audit
-from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
-from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS
-from gym_rm.reports.evaluation.audit_tables import summary
+from gym_rm.evaluation.audit import JUDGE_ROWS, ROWS, default_rows, run_audit
+from gym_rm.evaluation.audit_rows import AuditRow, AuditRows
+from gym_rm.evaluation.perturbations import WORDINGS
 from gym_rm.types import Prompt
 from tests.evaluation.test_audit import line
 from tests.scorers.judge.test_scorer import Judge, by_length
@@ -18,7 +17,6 @@ from tests.scorers.judge.test_scorer import Judge, by_length
 COMPARING = {"mode": "pairwise", "comparisons": "all_pairs"}
 GRADING = {"scale": (0, 1e6)}
 FEW_WORDINGS = WORDINGS[::20]  # all of them take seconds of a scripted judge
-SMALLEST = FEWEST * (2 + len(PERTURBATIONS) + len(FEW_WORDINGS))  # replies: one good and one worse reply per row
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +36,11 @@ def made_up(size, *, good=1):
     )
 
 
-def audit(answer, rows, *, max_calls=None, **options):
+def audit(answer, rows, **options):
     """Return the audit of a scripted judge, and its model."""
     model = answer if hasattr(answer, "reply") else Judge(answer)
     judge = gym_rm.load_scorer({"kind": "judge", "model": model, **options})
-    return run_audit(judge, rows, max_calls=max_calls), model
+    return run_audit(judge, rows), model
 
 
 # --- comparing ---------------------------------------------------------------------------------------------------
@@ -92,44 +90,8 @@ def test_replies_that_are_refused_are_counted_in_their_line():
     assert (line(found, "empty reply").failed, line(found, "empty reply").verdict) == (12, "not judged")
 
 
-# --- the budget --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("options", "cost"), [(GRADING, 1), (COMPARING, 2)])
-@pytest.mark.parametrize("share", [1.0, 1.7])
-def test_an_audit_stays_within_its_budget(options, cost, share):
-    budget = int(share * SMALLEST * cost)
-    found, model = audit(by_length, made_up(20), max_calls=budget, **options)
-    assert found.calls == len(model.conversations) <= budget
-    assert (found.num_rows == FEWEST) == (share == 1.0)
+def test_an_audit_of_a_judge_has_few_rows_unless_the_user_says_how_many():
+    assert default_rows(gym_rm.load_scorer({"kind": "judge", "model": Judge(by_length), **GRADING})) == JUDGE_ROWS
+    assert default_rows(gym_rm.load_scorer(lambda chats: [0.0] * len(chats))) == ROWS
+    found, _ = audit(by_length, made_up(JUDGE_ROWS), **GRADING)
     assert found.level == 2
-    assert f"{found.calls:,} calls of the model, of {budget:,} that are allowed (--max-calls)." in summary(found)
-
-
-def test_a_judge_has_a_budget_and_other_scorers_have_none(monkeypatch):
-    monkeypatch.setattr(audits, "JUDGE_CALLS", 2 * SMALLEST)
-    found, model = audit(by_length, made_up(20), **COMPARING)
-    assert found.max_calls == 2 * SMALLEST >= found.calls == len(model.conversations)
-    found = run_audit(gym_rm.load_scorer(lambda chats: [len(each[-1]["content"]) for each in chats]), made_up(20))
-    assert (found.max_calls, found.num_rows, found.calls) == (None, 20, found.scored)
-
-
-def test_the_budget_of_a_reward_model_is_conversations():
-    seen = []
-
-    def model(conversations):
-        seen.extend(conversations)
-        return [len(each[-1]["content"]) for each in conversations]
-
-    found = run_audit(gym_rm.load_scorer(model), load_audit_rows(limit=64), max_calls=3000)
-    assert len(seen) == found.calls <= 3000
-    assert FEWEST < found.num_rows < 64
-
-
-@pytest.mark.parametrize(("options", "cost"), [(GRADING, 1), ({**COMPARING, "samples": 2}, 4)])
-def test_a_budget_that_is_too_small_names_the_smallest(options, cost):
-    model = Judge(by_length)
-    smallest = cost * SMALLEST
-    with pytest.raises(ConfigError, match=f"an audit of 11 rows, the smallest, takes {smallest:,} calls"):
-        audit(model, made_up(12), max_calls=smallest - 1, **options)
-    assert len(model.conversations) == cost  # one reply, to know what it costs

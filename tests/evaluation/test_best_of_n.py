@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import best_of_n, curve_points, expected_best, kl_bound
-from gym_rm.evaluation.bootstrap import Resampling
 from tests.evaluation.comparisons import comparison, scored
 
 REPLIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=7)
-FEW = Resampling(200, 0)
 
 
 def over_all_subsets(rewards, gold, n):
@@ -61,7 +59,7 @@ def test_failed_replies_and_small_groups_are_left_out_and_counted():
         comparison("abc", None, prompt="e"),
     ]
     rewards = [[2, 1, 0], [0, 1, 2], [1, None, 0], [1, 0], [0, 0, 0]]
-    curve = best_of_n(scored(rows, rewards), gold="correct", resampling=FEW)
+    curve = best_of_n(scored(rows, rewards), gold="correct")
     assert (curve.num_prompts, curve.num_failed, curve.num_small, curve.ns) == (2, 1, 1, (1, 2, 3))
     assert curve.picked[-1].value == 0.5
     assert curve.recovered.value == pytest.approx((0.5 - 1 / 3) / (1 - 1 / 3))
@@ -75,4 +73,4 @@ def test_an_unknown_grade_names_the_known_ones():
 
 def test_equal_grades_leave_nothing_to_recover():
     rows = [comparison("ab", (0, 0), correct=(1, 1))]
-    assert best_of_n(scored(rows, [[1, 0]]), gold="correct", resampling=FEW).recovered is None
+    assert best_of_n(scored(rows, [[1, 0]]), gold="correct").recovered is None

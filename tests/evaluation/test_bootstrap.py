@@ -4,22 +4,24 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gym_rm.evaluation.bootstrap import Resampling, mean_intervals, wilson_interval
+from gym_rm.evaluation import bootstrap
+from gym_rm.evaluation.bootstrap import mean_intervals, wilson_interval
 
 
-def interval_of(values, groups=None, *, resampling=Resampling(2000, 0)):  # noqa: B008
+def interval_of(values, groups=None):
     values = np.asarray(values, dtype=float)
     groups = np.arange(values.size) if groups is None else np.asarray(groups)
-    (interval,) = mean_intervals(values, np.ones((values.size, 1)), groups, resampling=resampling)
+    (interval,) = mean_intervals(values, np.ones((values.size, 1)), groups)
     return interval
 
 
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_an_interval_contains_the_mean_and_stays_within_the_values(values):
-    interval = interval_of(values, resampling=Resampling(200, 0))
+    interval = interval_of(values)
     assert interval.value == pytest.approx(np.mean(values))
     assert min(values) <= interval.low <= interval.high <= max(values)
 
@@ -37,18 +39,19 @@ def test_pairs_of_one_prompt_are_drawn_together():
     assert (tenfold.low, tenfold.high) == pytest.approx((alone.low, alone.high))
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
+def test_intervals_cover_the_truth_about_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 300)
     random = np.random.default_rng(4)
     covered = 0
     for _ in range(200):
-        interval = interval_of(random.random(80) < 0.6, resampling=Resampling(300, 0))
+        interval = interval_of(random.random(80) < 0.6)
         covered += interval.low <= 0.6 <= interval.high
     assert 0.88 <= covered / 200 <= 0.99
 
 
 def test_a_column_without_rows_has_no_interval():
     masks = np.array([[1.0, 0.0], [1.0, 0.0]])
-    found = mean_intervals(np.array([1.0, 0.0]), masks, np.array([0, 1]), resampling=Resampling(50))
+    found = mean_intervals(np.array([1.0, 0.0]), masks, np.array([0, 1]))
     assert found[0] is not None
     assert found[1] is None
 

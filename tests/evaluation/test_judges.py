@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm.data.comparisons import ComparisonSet
-from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
 from gym_rm.evaluation.judges import JudgeRecord, judge_report
 from gym_rm.evaluation.report import evaluate_set, notes
 from gym_rm.evaluation.scored import (
@@ -69,8 +68,8 @@ def test_a_known_share_of_refusals_is_found_and_their_pairs_are_left_out():
     assert report.refused.value == pytest.approx(0.25)
     assert report.refused.low < 0.25 < report.refused.high
     assert report.answers_per_verdict == pytest.approx(len(model.conversations) / 60)
-    evaluation = evaluate_set(ComparisonSet("set", tuple(ROWS)), found, resampling=Resampling(50))
-    assert (evaluation.preferences.num_failed, evaluation.preferences.accuracy.value) == (10, 1.0)
+    evaluation = evaluate_set(ComparisonSet("set", tuple(ROWS)), found)
+    assert (evaluation.first.preferences.num_failed, evaluation.first.preferences.accuracy.value) == (10, 1.0)
     assert "It gave no verdict on 25.0% of 80 questions." in notes(evaluation)
 
 
@@ -128,4 +127,4 @@ def test_a_row_without_questions_and_unknown_infos_are_no_numbers():
     infos = {"judge_questions": np.array([np.nan, np.nan]), "judge_tokens": np.array([np.nan, np.nan])}
     record = JudgeRecord.of(infos, slice(0, 2), seconds=1.0)
     assert (record.judge_questions, record.seconds, math.isnan(record.judge_tokens)) == (0.0, 0.0, True)
-    assert judge_report([record], samples=None, resampling=DEFAULT_RESAMPLING) is None
+    assert judge_report([record], samples=None) is None

@@ -3,17 +3,14 @@
 import pytest
 
 from gym_rm.data.comparisons import load_comparisons
-from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.preferences import evaluate_preferences
 from gym_rm.evaluation.scored import pair_table
 from tests.cli.command import DATA, needs_data
 from tests.evaluation.comparisons import by, comparison, scored
 
-FEW = Resampling(100, 0)
-
 
 def evaluate(rows, rewards):
-    return evaluate_preferences(scored(rows, rewards), resampling=FEW)
+    return evaluate_preferences(scored(rows, rewards))
 
 
 def named(groups):
@@ -67,7 +64,7 @@ def test_all_right_is_not_certain():
 @needs_data
 def test_hh_by_length_agrees_with_a_count_by_hand():
     rows = load_comparisons(DATA / "hh_harmless.jsonl.gz").comparisons
-    found = evaluate_preferences(by(rows, len), resampling=FEW)
+    found = evaluate_preferences(by(rows, len))
     better, worse = zip(
         *[sorted(zip(row.ranks, (len(r[-1]["content"]) for r in row.replies), strict=True)) for row in rows],
         strict=True,

@@ -6,11 +6,9 @@ import pytest
 
 from gym_rm.data.comparisons import ComparisonSet, DroppedRow
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.report import evaluate_set, notes
 from tests.evaluation.comparisons import comparison, scored
 
-FEW = Resampling(200, 0)
 LONGER = [comparison(["longer", "short"], (0, 1), prompt=f"l{i}", correct=(1, 0)) for i in range(40)]
 SHORTER = [comparison(["short", "longer"], (0, 1), prompt=f"s{i}", correct=(1, 0)) for i in range(40)]
 ROWS = (*LONGER, *SHORTER)
@@ -18,10 +16,10 @@ ROWS = (*LONGER, *SHORTER)
 
 def result(rewards, *, rows=ROWS, against=None, gold=None, dropped=()):
     rows = tuple(rows)
-    first = scored(rows, rewards, model="first")
-    second = None if against is None else scored(rows, against, model="second")
+    both = [scored(rows, rewards, model="first")]
+    both += [] if against is None else [scored(rows, against, model="second")]
     dropped = tuple(DroppedRow("x line 1", reason) for reason in dropped)
-    return evaluate_set(ComparisonSet("set", rows, dropped), first, against=second, gold=gold, resampling=FEW)
+    return evaluate_set(ComparisonSet("set", rows, dropped), *both, gold=gold)
 
 
 def words(evaluation):

@@ -12,7 +12,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.planning.exports import flags
 from gym_rm.planning.plan import Phase
 from gym_rm.planning.planner import plan
-from gym_rm.reports.plan_pictures import figure_of
+from gym_rm.reports.plan_pictures import plan_picture
 from gym_rm.reports.plan_tables import plan_report
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +33,9 @@ def test_a_request_has_a_plan_that_fits(file):
 
 def test_pictures_and_tables_of_a_cpu_say_cpu():
     found = planned(ROOT / "configs" / "plan" / "laptop.yaml")
-    texts = [text.get_text() for text in figure_of(found).findobj(lambda artist: hasattr(artist, "get_text"))]
     console = Console(file=io.StringIO(), width=200)
     console.print(plan_report(found))
-    shown = "\n".join([*texts, console.file.getvalue()])
+    shown = plan_picture(found) + console.file.getvalue()
     assert "Memory of one CPU" in shown
     assert "GPU" not in shown
     with pytest.raises(ConfigError, match="trains on GPUs, and the plan is for CPUs; print it --for gym-rm"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies
 
 from gym_rm.lora_settings import LoRASettings
-from gym_rm.planning.hardware.devices import CPU, KINDS
+from gym_rm.planning.hardware.devices import KINDS
 from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.model.known_models import load_shape
 from gym_rm.planning.phase_clock import Site
@@ -146,9 +146,3 @@ def test_weights_go_to_other_nodes_over_the_network():
     (part,) = sync_times(policy, Choice(fsdp_size=8), site(), together=False, crosses=True).parts()
     assert part.name == NETWORK
     assert part.seconds == pytest.approx(policy.shape.parameters * 2 / 50e9)
-
-
-def test_a_cpu_is_slower_than_any_gpu():
-    rm = model("Qwen/Qwen3-0.6B", Role.REWARD_MODEL, "gym_rm")
-    cpu = component_times(rm, Choice(), WORK, Site(CPU, BETWEEN, 1, 1))[Phase.SCORE].total
-    assert all(cpu > component_times(rm, Choice(), WORK, site(kind))[Phase.SCORE].total for kind in KINDS)

@@ -1,7 +1,7 @@
-"""A plan for runs: settings of this package, NeMo RL, verl and TRL.
+"""A plan for runs: settings of this package, verl and TRL.
 
-Names are those of verl 0.9.1, TRL 1.16 and NVIDIA-NeMo/RL 7ea279abf (August 2026). A plan that a library cannot follow
-is refused; what it does otherwise is a note.
+Names are those of verl 0.9.1 and TRL 1.16 (August 2026). A plan that a library cannot follow is refused; what it does
+otherwise is a note.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 from gym_rm import checks
 from gym_rm.planning.exports.gym_rm import own_settings
 from gym_rm.planning.exports.mapping import Flags
-from gym_rm.planning.exports.nemo_rl import NEMO_RL
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan
 
 __all__ = ["LIBRARIES", "Flags", "flags"]
 
-LIBRARIES = {"nemo-rl": NEMO_RL, "verl": VERL, "trl": TRL}
+LIBRARIES = {"verl": VERL, "trl": TRL}
 
 
 def flags(plan: Plan, library: str) -> Flags:
-    """Return the settings with which a library (`gym-rm`, `nemo-rl`, `verl` or `trl`) follows a plan.
+    """Return the settings with which a library (`gym-rm`, `verl` or `trl`) follows a plan.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.

@@ -148,27 +148,6 @@ class Parts:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")
         return share
 
-    def update_rows(self) -> int:
-        """Return the conversations of one update; refuse a number that the ranks of the policy do not divide."""
-        groups = self.policy.fsdp_size * self.policy.num_replicas
-        updates = self.plan.updates_per_step
-        rows, rest = divmod(self.plan.conversations, updates)
-        if rest or rows % groups:
-            parts = f" in {updates} updates" if updates > 1 else ""
-            self.refuse(
-                f"{self.plan.conversations} conversations{parts} are not divisible by the policy's {groups} "
-                "data-parallel ranks; plan with another number of GPUs or prompts."
-            )
-        return rows
-
-    def refuse_usual(self) -> None:
-        """Refuse what most libraries lack: a policy that generates itself, and several reward models."""
-        if self.generates_itself:
-            self.refuse("generation.engine=transformers, but its replies come from vLLM; set generation.engine=vllm.")
-        if len(self.reward_models) > 1:
-            names = ", ".join(each.name for each in self.reward_models)
-            self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
-
 
 def divide(plan: Plan, library: str) -> Parts:
     """Return the parts of a plan.
@@ -334,12 +313,6 @@ USUAL = (
     Only("policy critic", "lora.alpha", _whole, "it reads a whole number"),
     Only("plan", "turns", (1,), "its run has one reply to a prompt; more need an agent loop of your own"),
     same("reference", "model", "its reference is a copy of the policy"),
-)
-STRICT = (
-    *USUAL,
-    Only("policy critic", "optimizer", ("adamw",), "it trains with AdamW"),
-    Only("reward_model", "quantization", (None,), "only gym_rm's scorers have such weights"),
-    Only("reward_model", "fsdp_size", (1,), "only gym_rm's scorers are divided so"),
 )
 SHARDED = Only(
     "policy reference critic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.mapping import STRICT, Library, Only, Parts, Row, always, hydra
+from gym_rm.planning.exports.mapping import USUAL, Library, Only, Parts, Row, always, hydra
 from gym_rm.planning.plan import ComponentPlan
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -13,7 +13,11 @@ _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 
 def _check(parts: Parts) -> None:
-    parts.refuse_usual()
+    if parts.generates_itself:
+        parts.refuse("generation.engine=transformers, but its replies come from vLLM; set generation.engine=vllm.")
+    if len(parts.reward_models) > 1:
+        names = ", ".join(each.name for each in parts.reward_models)
+        parts.refuse(f"it has one reward model in a run, the plan {len(parts.reward_models)}: {names}.")
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
         parts.refuse(
             "its trainer has policy, generation, reference and critic on the same GPUs; plan with all of them in one "
@@ -37,7 +41,12 @@ def _check(parts: Parts) -> None:
             f"its mini-batches are whole prompts, but {parts.plan.updates_per_step} updates do not divide "
             f"{parts.plan.num_prompts} prompts."
         )
-    parts.update_rows()
+    ranks = parts.policy.fsdp_size * parts.policy.num_replicas
+    if parts.plan.conversations % (parts.plan.updates_per_step * ranks):
+        parts.refuse(
+            f"{parts.plan.conversations / parts.plan.updates_per_step:g} conversations of an update are not divisible "
+            f"by the policy's {ranks} data-parallel ranks; plan with another number of GPUs or prompts."
+        )
 
 
 def _apart(parts: Parts, _: Any = None) -> bool:
@@ -61,7 +70,10 @@ def _fsdp(name: str, of: Any) -> tuple[Row, ...]:
 
 VERL = Library(
     (
-        *STRICT,
+        *USUAL,
+        Only("policy critic", "optimizer", ("adamw",), "it trains with AdamW"),
+        Only("reward_model", "quantization", (None,), "only gym_rm's scorers have such weights"),
+        Only("reward_model", "fsdp_size", (1,), "only gym_rm's scorers are divided so"),
         Only("policy", "lora.dropout", (0.0,), "its adapters have none"),
         Only("policy critic reference", "tensor_parallel_size", (1,), "its FSDP has no tensor parallelism"),
         Only("critic", "lora", (None,), "it trains the whole critic"),

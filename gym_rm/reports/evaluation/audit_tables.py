@@ -40,8 +40,6 @@ def summary(audit: Audit) -> list[str]:
         f"Audit of {visible(record.model)}{revision}: {audit.num_rows} rows of {visible(record.rows)}{dropped}, "
         f"{audit.scored:,} scored {'replies' if audit.compares else 'conversations'}.",
     ]
-    if audit.max_calls is not None:
-        lines.append(f"{audit.calls:,} calls of the model, of {audit.max_calls:,} that are allowed (--max-calls).")
     if audit.compares:
         lines.append("A change is the reward of the changed reply minus that of the good reply beside it.")
     else:

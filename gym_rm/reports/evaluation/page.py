@@ -35,7 +35,7 @@ def evaluation_page(evaluations: Sequence[SetEvaluation], *, tables: Sequence[Re
     return render(
         "evaluation_page.html",
         title=f"Evaluation of {' and '.join(names) or 'a reward model'}",
-        about=_about(first.scored.provenance if first else None),
+        about=_about(first.first.scored.provenance if first else None),
         sets=[_set(each) for each in evaluations],
         tables=tables,
     )
@@ -51,30 +51,28 @@ def _about(provenance: Mapping[str, Any] | None) -> str:
 
 
 def _set(evaluation: SetEvaluation) -> dict[str, Any]:
-    both = [each for each in (evaluation.preferences, evaluation.against_preferences) if each is not None]
-    curves = [each for each in (evaluation.best_of_n, evaluation.against_best_of_n) if each is not None]
     return {
         "name": visible(evaluation.name),
         "models": model_names(evaluation),
         "numbers": _numbers(evaluation),
         "notes": [visible(note) for note in notes(evaluation)],
-        "charts": _charts(both, curves),
+        "charts": _charts([each.preferences for each in evaluation.models], evaluation.curves),
         "tables": result_tables(evaluation),
         "worst": [_pair(evaluation, each) for each in evaluation.worst()],
     }
 
 
 def _numbers(evaluation: SetEvaluation) -> list[tuple[str, str, str]]:
-    found, curve, compared = evaluation.preferences, evaluation.best_of_n, evaluation.comparison
+    found, compared = evaluation.first.preferences, evaluation.comparison
     shown = []
     if found.accuracy is not None:
         shown.append(("accuracy", found.accuracy))
-    if curve is not None:
+    for curve in evaluation.curves[:1]:
         shown.append((f"best of {curve.ns[-1]}, {visible(curve.gold)}", curve.picked[-1]))
     numbers = [(f"{each.value:.1%}", words, _range(each)) for words, each in shown]
     if compared is not None:
-        other = visible(evaluation.against.model) if evaluation.against else ""
-        numbers.append((f"{compared.difference.value:+.1%}", f"accuracy minus {other}", _range(compared.difference)))
+        words = f"accuracy minus {model_names(evaluation)[1]}"
+        numbers.append((f"{compared.difference.value:+.1%}", words, _range(compared.difference)))
     return [*numbers, (f"{found.metrics.num_pairs:,}", "pairs", f"of {found.num_comparisons:,} rows")]
 
 
@@ -100,7 +98,8 @@ def _charts(both: Sequence[PreferenceReport], curves: Sequence[BestOfN]) -> list
 
 def _pair(evaluation: SetEvaluation, pair: Mapping[str, Any]) -> dict[str, Any]:
     row, first, second = pair["row"], pair["first"], pair["second"]
-    comparison, rewards = evaluation.scored.comparisons[row], evaluation.scored.scores[row].rewards
+    scored = evaluation.first.scored
+    comparison, rewards = scored.comparisons[row], scored.scores[row].rewards
     return {
         "where": visible(comparison.where or f"row {row}"),
         "numbers": f"margin {signed(pair['margin'])}",

@@ -30,8 +30,7 @@ class ResultTable:
 
 def result_tables(evaluation: SetEvaluation) -> list[ResultTable]:
     """Return the tables of one set: accuracies, other metrics, and best-of-n if it was asked for."""
-    both = [each for each in (evaluation.preferences, evaluation.against_preferences) if each is not None]
-    curves = [each for each in (evaluation.best_of_n, evaluation.against_best_of_n) if each is not None]
+    both, curves = [each.preferences for each in evaluation.models], evaluation.curves
     names = model_names(evaluation)
     tables = [
         ResultTable("Accuracy", ("pairs", "number", *names), _accuracy_rows(both)),
@@ -88,8 +87,7 @@ def console_table(table: ResultTable) -> Table:
 
 def model_names(evaluation: SetEvaluation) -> list[str]:
     """Return the name of the model, or of both."""
-    both = (evaluation.scored, evaluation.against)
-    return [visible(each.model) for each in both if each is not None]
+    return [visible(each.scored.model) for each in evaluation.models]
 
 
 def _groups(report: PreferenceReport) -> dict[str, Group]:

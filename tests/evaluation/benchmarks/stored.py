@@ -1,6 +1,21 @@
 """A scorer that returns given scores, one after the other, and rows of benchmarks without texts."""
 
+import dataclasses
+
 import gym_rm
+from gym_rm.evaluation.benchmarks.by_name import BENCHMARKS, benchmark_result
+from gym_rm.evaluation.benchmarks.rows import read_benchmark
+from gym_rm.evaluation.scored import ScoredComparisons, score_comparisons
+from gym_rm.scorer import provenance_of
+
+
+def evaluate_benchmark(name, scorer, rows):
+    """Return the result of a scorer on the rows of a benchmark."""
+    read = read_benchmark(rows, BENCHMARKS[name].read_row)
+    comparisons, made = tuple(row.comparison for row in read), provenance_of(scorer)
+    plain = None if made is None else dataclasses.asdict(made)
+    scored = ScoredComparisons(comparisons, score_comparisons(scorer, comparisons), "m", plain)
+    return benchmark_result(name, read, scored)
 
 
 class StoredScores:

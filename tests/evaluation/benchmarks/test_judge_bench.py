@@ -1,9 +1,8 @@
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.scorers.judge.scorer import JudgeScorer
-from tests.evaluation.benchmarks.stored import LengthOfReply
+from tests.evaluation.benchmarks.stored import LengthOfReply, evaluate_benchmark
 from tests.scorers.judge.test_scorer import Judge, by_length
 
 
@@ -13,7 +12,7 @@ def pair(first, second, label, source="mmlu-pro-law"):
 
 def test_pairs_are_scored_and_equal_scores_are_wrong():
     rows = [pair("aa", "a", "A>B"), pair("aa", "a", "B>A"), pair("a", "b", "A>B"), pair("a", "aa", "B>A", "elsewhere")]
-    result = evaluate_benchmark("judge-bench", LengthOfReply(), rows, model="m")
+    result = evaluate_benchmark("judge-bench", LengthOfReply(), rows)
     assert result.subsets == {"elsewhere": 1.0, "mmlu-pro": pytest.approx(1 / 3)}
     assert result.overall == 0.5
     assert result.details == {"ties": 1}

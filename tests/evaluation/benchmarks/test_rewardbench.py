@@ -11,9 +11,8 @@ import pytest
 
 import gym_rm
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rewardbench import SECTIONS, overall_score, section_scores
-from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
+from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores, evaluate_benchmark
 
 SECTION_NAMES = ("Chat", "Chat Hard", "Safety", "Reasoning")
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rewardbench_2 import best_of_n_result, ties_score
 from gym_rm.scorers.judge.scorer import JudgeScorer
-from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
+from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores, evaluate_benchmark
 from tests.scorers.judge.test_groups import Lister
 from tests.scorers.judge.test_scorer import Judge, by_length
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rm_bench import difficulty_scores, style_matrix
-from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
+from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores, evaluate_benchmark
 
 
 def random_rows(seed):
@@ -77,7 +76,7 @@ def test_a_file_of_one_domain_is_scored_and_the_others_are_named(tmp_path):
     rows = [{"id": 1, "prompt": "p", "chosen": ["a", "Aa", "AAa"], "rejected": ["b", "b", "Bb"], "error": "kept"}]
     path = tmp_path / "safety-refuse_filtered.json"
     path.write_text(json.dumps(rows))
-    result = evaluate_benchmark("rm-bench", Shouting(), path, model="m")
+    result = evaluate_benchmark("rm-bench", Shouting(), path)
     assert result.details["matrices"]["safety"] == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert result.subsets == pytest.approx({"safety": 5 / 9, "hard": 0.0, "normal": 2 / 3, "easy": 1.0})
     assert result.missing == ("chat", "math", "code")

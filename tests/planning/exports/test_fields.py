@@ -62,7 +62,7 @@ def base(library, *, lora=False):
     """Return a plan that a library can follow, with as many components as it can have, on 8 GPUs each."""
     asleep, own = library not in ("trl", "gym-rm"), library == "gym-rm"
     sizes = {"num_replicas": 8} if own else {"fsdp_size": 8}
-    given = {"sleeps": asleep, "dtype": "float32" if library == "nemo-rl" and lora else "bfloat16", **sizes}
+    given = {"sleeps": asleep, "dtype": "bfloat16", **sizes}
     adapters = LoRASettings() if lora else None
     parts = [
         component("policy", "policy", lora=adapters, **given),
@@ -71,8 +71,6 @@ def base(library, *, lora=False):
     ]
     if library == "verl":
         parts.append(component("critic", "critic", **given))
-    if library == "nemo-rl":
-        return plan_of([8, 8], pool(parts, gpus(0, 0, 8)), pool((reward(8, sleeps=False),), gpus(1, 0, 8)))
     together = pool((*parts, reward(8, sleeps=asleep)), gpus(0, 0, 8))
     return plan_of([8], with_the_policys_weights(together) if own else together)
 

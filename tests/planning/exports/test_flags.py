@@ -23,47 +23,6 @@ def expect(found, expected):
     assert {name: values(found).get(name) for name in expected} == expected
 
 
-def test_nemo_rl_has_the_numbers_of_the_plan():
-    found = flags(apart(), "nemo-rl")
-    expected = {
-        "cluster.num_nodes": "2",
-        "cluster.gpus_per_node": "8",
-        "policy.generation.colocated.enabled": "true",
-        "env.reward_model.resources.num_nodes": "1",
-        "env.reward_model.resources.gpus_per_node": "8",
-        "env.reward_model.dtensor_cfg.tensor_parallel_size": "4",
-        "env.reward_model.batch_size": "8",  # 16384 tokens hold 8 conversations of 2048
-        "policy.generation.vllm_cfg.tensor_parallel_size": "2",
-        "policy.generation.vllm_cfg.gpu_memory_utilization": "0.25",
-        "policy.sequence_packing.train_mb_tokens": "16384",
-        "grpo.num_prompts_per_step": "64",
-        "grpo.num_generations_per_prompt": "8",
-        "policy.train_global_batch_size": "256",
-        "policy.max_total_sequence_length": "2048",
-    }
-    expect(found, expected)
-    assert any("float32" in note for note in found.notes)
-
-
-def test_nemo_rl_gets_generation_apart():
-    plan = plan_of(
-        [8],
-        pool((component("policy", "policy", fsdp_size=2, sleeps=False),), gpus(0, 0, 2)),
-        pool((component("generation", "generation", tensor_parallel_size=2, sleeps=False),), gpus(0, 2, 2)),
-        pool((reward(4, sleeps=False),), gpus(0, 4, 4)),
-    )
-    found = values(flags(plan, "nemo-rl"))
-    assert found["policy.generation.colocated.enabled"] == "false"
-    assert found["policy.generation.colocated.resources.gpus_per_node"] == "2"
-    assert found["env.reward_model.resources.gpus_per_node"] == "4"
-
-
-def test_nemo_rl_notes_the_gpus_that_it_wastes():
-    found = flags(apart(count=4, dtype="float32"), "nemo-rl")
-    assert values(found)["env.reward_model.resources.gpus_per_node"] == "4"
-    assert "4 GPUs on the nodes of the reward model stay idle." in found.notes
-
-
 def test_verl_has_the_numbers_of_the_plan():
     expected = {
         "trainer.nnodes": "1",
@@ -130,8 +89,6 @@ def test_trl_gets_a_server_for_generation_apart():
 
 # What a library is told of the policy's model, the rank of its adapters and their factor, and the optimizer.
 OF_POLICY = {
-    "nemo-rl": ("policy.model_name", "policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha",
-                "policy.optimizer.name", "torch.optim.AdamW"),
     "verl": ("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
              "actor_rollout_ref.actor.optim.optimizer", "AdamW"),
     "trl": ("model_name_or_path", "lora_r", "lora_alpha", "optim", "adamw_torch"),
@@ -166,10 +123,6 @@ TENSOR = pool(
 @pytest.mark.parametrize(
     ("library", "plan", "message"),
     [
-        ("nemo-rl", together(), "rm takes turns with policy, generation, reference"),
-        ("nemo-rl", plan_of([8, 8], *UNEVEN), "would give training 8 GPUs of 2 x 8, the plan 12"),
-        ("nemo-rl", plan_of([8], CRITIC), "GRPO has no critic"),
-        ("nemo-rl", plan_of([8], TWO), "one reward model in a run, the plan 2: rm, second"),
         ("verl", plan_of([8, 8], *UNEVEN, conversations=768), "8 of node 0, 4 of node 1"),
         ("verl", plan_of([8], TENSOR), "FSDP has no tensor parallelism; set policy.tensor_parallel_size=1"),
         ("verl", plan_of([8], TWO), "one reward model in a run"),
@@ -211,15 +164,15 @@ def test_a_folder_with_other_letters_is_one_word_of_the_shell(library):
 
 
 def test_another_library_or_work_is_refused():
-    with pytest.raises(ConfigError, match="Did you mean 'nemo-rl'"):
-        flags(apart(), "nemorl")
+    with pytest.raises(ConfigError, match="Did you mean 'verl'"):
+        flags(apart(), "verll")
     with pytest.raises(ConfigError, match="the plan has no policy: rm"):
         flags(plan_of([8], pool((reward(8),), gpus(0, 0, 8))), "verl")
     with pytest.raises(ConfigError, match="3 updates do not divide 64 prompts"):
         flags(dataclasses.replace(apart(), updates_per_step=3), "verl")
 
 
-@pytest.mark.parametrize("library", ["nemo-rl", "verl", "trl"])
+@pytest.mark.parametrize("library", list(LIBRARIES))
 def test_conversations_that_the_ranks_do_not_divide_are_refused(library):
     policy = component("policy", "policy", fsdp_size=3, sleeps=False)
     generation = component("generation", "generation", num_replicas=3)

@@ -62,18 +62,6 @@ def test_verl_has_every_setting(lora):
             assert alike(value, at(values, key)), (key, value)
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_nemo_rl_has_every_setting(lora):
-    examples = folder("nemo_rl").parent / "examples/configs"
-    values = yaml.safe_load((examples / "grpo_math_1B.yaml").read_text())
-    more = yaml.safe_load((examples / "grpo_rm_1B.yaml").read_text())
-    values["env"] |= more["env"]
-    for key, value in overrides(flags(base("nemo-rl", lora=lora), "nemo-rl")):
-        if key.startswith(("++policy.generation.vllm_kwargs.", "++policy.dtensor_cfg.dp", "++grpo.skip")):
-            continue  # options of vLLM, and settings that only the classes have
-        assert alike(value, at(values, key.removeprefix("++"))), (key, value)
-
-
 def test_trl_serves_with_every_argument():
     file = folder("trl") / "scripts/vllm_serve.py"
     plan = base("trl")

@@ -7,7 +7,6 @@ import pytest
 
 from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
-from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.report import evaluate_set
 from gym_rm.reports.evaluation.page import evaluation_page, write_evaluation_page
 from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, result_tables
@@ -26,10 +25,8 @@ def evaluation(*, hostile="", two=True):
     first = dataclasses.replace(
         scored(rows, rewards, model=f"first{hostile}"), provenance={"model": hostile, "settings": {"a": hostile}}
     )
-    second = scored(rows, [[2, i % 5] for i in range(30)], model="second") if two else None
-    return evaluate_set(
-        ComparisonSet(f"set{hostile}", tuple(rows)), first, against=second, gold="correct", resampling=Resampling(50, 0)
-    )
+    others = [scored(rows, [[2, i % 5] for i in range(30)], model="second")] if two else []
+    return evaluate_set(ComparisonSet(f"set{hostile}", tuple(rows)), first, *others, gold="correct")
 
 
 @pytest.fixture
@@ -72,7 +69,7 @@ def test_the_page_is_readable_on_a_phone(opened):
 def test_numbers_of_both_models_are_on_the_page(opened):
     found = evaluation()
     text = opened(found).locator("body").inner_text()
-    for report in (found.preferences, found.against_preferences):
+    for report in (each.preferences for each in found.models):
         assert f"{report.accuracy.value:.3f} [{report.accuracy.low:.3f}, {report.accuracy.high:.3f}]" in text
     assert f"{found.comparison.difference.value:+.1%}" in text
 
@@ -98,7 +95,7 @@ def test_control_characters_and_lone_surrogates_are_written_as_escapes(tmp_path)
 
 def test_a_long_reply_is_cut_in_the_middle():
     rows = (comparison(["start " + "x" * 9000 + " end", "b"], (0, 1)),)
-    found = evaluate_set(ComparisonSet("long", rows), scored(rows, [[0, 1]]), resampling=Resampling(5))
+    found = evaluate_set(ComparisonSet("long", rows), scored(rows, [[0, 1]]))
     page = evaluation_page([found])
     assert "start x" in page
     assert "x end" in page
@@ -109,7 +106,7 @@ def test_a_long_reply_is_cut_in_the_middle():
 @pytest.mark.parametrize("rewards", [[[1, None]], [[1, 1]], [[1, 0]]], ids=["no-pair", "a-tie", "one-pair"])
 def test_a_page_of_one_row(rewards):
     rows = (comparison(["a", "b"], (0, 1)),)
-    page = evaluation_page([evaluate_set(ComparisonSet("one", rows), scored(rows, rewards), resampling=Resampling(5))])
+    page = evaluation_page([evaluate_set(ComparisonSet("one", rows), scored(rows, rewards))])
     assert "nan" not in re.sub(r"<style>.*</style>", "", page, flags=re.DOTALL).lower().replace("dominant", "")
     assert ("<svg" in page) == (rewards != [[1, None]])
 
