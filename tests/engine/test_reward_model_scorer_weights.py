@@ -1,6 +1,5 @@
 """Weights of a scorer: changed by training and `update_weights`, and kept across sleep, pickling and close."""
 
-import contextlib
 import pickle
 
 import numpy as np
@@ -214,30 +213,29 @@ WRONG = {
 }
 
 
-@contextlib.contextmanager
-def refused_without_a_change(scorer, conversations, match=None):
-    (model,) = scorer.executor.models
-    before, rewards, provenance = bits(model), scorer.score(conversations).rewards, scorer.provenance
-    with pytest.raises(ConfigError, match=match):
-        yield
-    assert_same_bits(bits(model), before)
-    scorer.clear_cache()
-    assert scorer.score(conversations).rewards.tolist() == rewards.tolist()
-    assert scorer.provenance == provenance
-
-
 @pytest.fixture(scope="module", params=[{}, {"quantization": "int8"}], ids=["float32", "int8"])
-def refusing(request, two_folders):
-    """A scorer that refuses weights, so that it is the same for all of them."""
-    return gym_rm.load_scorer(two_folders("qwen3")[0], **request.param)
+def refusing(request, two_folders, real_conversations):
+    """A scorer that refuses weights, so that it is the same for all of them, and its state before."""
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **request.param)
+    (model,) = scorer.executor.models
+    return scorer, bits(model), scorer.score(real_conversations[:3]).rewards, scorer.provenance
+
+
+def assert_refused_without_a_change(refusing, weights, conversations, match=None):
+    scorer, before, rewards, provenance = refusing
+    with pytest.raises(ConfigError, match=match):
+        scorer.update_weights(weights)
+    assert_same_bits(bits(*scorer.executor.models), before)
+    scorer.clear_cache()
+    assert scorer.score(conversations[:3]).rewards.tolist() == rewards.tolist()
+    assert scorer.provenance == provenance
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_weights_with_an_invalid_tensor_change_nothing(wrong, refusing, real_conversations):
     weights = model_of("qwen3", 1).state_dict()
     WRONG[wrong](weights)
-    with refused_without_a_change(refusing, real_conversations, "do not fit"):
-        refusing.update_weights(weights)
+    assert_refused_without_a_change(refusing, weights, real_conversations, "do not fit")
 
 
 @pytest.mark.parametrize(
@@ -251,8 +249,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(other, refusing, tmp_path, s
         "no checkpoint": tmp_path,
         "no folder": tmp_path / "nowhere",
     }[other]
-    with refused_without_a_change(refusing, real_conversations):
-        refusing.update_weights(folder)
+    assert_refused_without_a_change(refusing, folder, real_conversations)
 
 
 def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, real_conversations):

@@ -60,7 +60,7 @@ def save_failed(batch: Batch, reason: str, spec: LoadSpec, info: ModelInfo) -> s
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"batch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}.safetensors"
         save_file(arrays, file, metadata={"gym_rm": json.dumps(about)})
-    except OSError as error:  # the batch's own error must still be told
+    except (OSError, SafetensorError) as error:  # the batch's own error must still be told
         logger.warning("a failed batch cannot be saved in %s: %s", folder, error)
         return None
     return str(file)

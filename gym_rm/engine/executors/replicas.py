@@ -83,47 +83,6 @@ def _serve(requests: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del request
 
 
-class RunCall:
-    """The batches of one call of `run`, which the threads of replicas take, the largest first."""
-
-    def __init__(self, batches: Sequence[Batch], num_workers: int) -> None:
-        self.batches = batches
-        self._results: dict[int, BatchResult] = {}
-        self._waiting = deque(sorted(range(len(batches)), key=lambda i: -batches[i].num_tokens))
-        self._num_workers = num_workers
-        self._changed = threading.Condition()
-
-    def take(self) -> int | None:
-        """Return the index of a batch to run; None if there is no other."""
-        with self._changed:
-            return self._waiting.popleft() if self._waiting else None
-
-    def finish(self, index: int, result: BatchResult) -> None:
-        """Set the result of a batch."""
-        with self._changed:
-            self._results[index] = result
-            self._changed.notify_all()
-
-    def leave(self, reason: str) -> None:
-        """Take a thread out of the call; after the last one, batches without a result get this error."""
-        with self._changed:
-            self._num_workers -= 1
-            if self._num_workers == 0:
-                self._results = dict.fromkeys(range(len(self.batches)), BatchResult(error=reason)) | self._results
-            self._changed.notify_all()
-
-    def wait(self) -> list[BatchResult]:
-        """Return the results when all are there."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._results) == len(self.batches))
-            return [self._results[i] for i in range(len(self.batches))]
-
-    def cancel(self) -> None:
-        """Forget batches that do not run yet."""
-        with self._changed:
-            self._waiting.clear()
-
-
 class ReplicatedExecutor:
     """Runs batches on several replicas at the same time; results have the order of the batches.
 
@@ -183,14 +142,22 @@ class ReplicatedExecutor:
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
         """See `Executor.run`. After an interrupt, the executor can be used again."""
         threads = self._loaded()
-        call = RunCall(batches, len(threads))
+        waiting = deque(sorted(range(len(batches)), key=lambda i: -batches[i].num_tokens))
+        answers: queue.SimpleQueue[tuple[int, BatchResult] | None] = queue.SimpleQueue()
+        results: dict[int, BatchResult] = {}
+        num_working = len(threads)
         try:
             for thread in threads if batches else ():
-                thread.ask(functools.partial(self._work, call))
-            return call.wait()
+                thread.ask(functools.partial(self._work, batches, waiting, answers))
+            while num_working and len(results) < len(batches):
+                if (answer := answers.get()) is None:
+                    num_working -= 1
+                else:
+                    results[answer[0]] = answer[1]
         except BaseException:  # Ctrl-C
-            call.cancel()
+            waiting.clear()
             raise
+        return [results.get(i) or BatchResult(error=self._refusal()) for i in range(len(batches))]
 
     def update_weights(self, weights: Weights) -> None:
         """See `Executor.update_weights`. Replicas that start later get these weights too.
@@ -290,13 +257,23 @@ class ReplicatedExecutor:
             return False
         return True
 
-    def _work(self, call: RunCall, thread: ReplicaThread) -> None:
-        """Run batches of a call in a replica."""
+    def _work(
+        self,
+        batches: Sequence[Batch],
+        waiting: deque[int],
+        answers: queue.SimpleQueue[tuple[int, BatchResult] | None],
+        thread: ReplicaThread,
+    ) -> None:
+        """Run batches that wait, the largest first, in a replica; the last answer is None."""
         try:
-            while not self._closed.is_set() and self._ready(thread) and (index := call.take()) is not None:
-                call.finish(index, self._run(call.batches[index], thread))
+            while not self._closed.is_set() and self._ready(thread):
+                try:
+                    index = waiting.popleft()
+                except IndexError:
+                    break
+                answers.put((index, self._run(batches[index], thread)))
         finally:
-            call.leave(self._refusal())
+            answers.put(None)
 
     def _run(self, batch: Batch, thread: ReplicaThread) -> BatchResult:
         try:

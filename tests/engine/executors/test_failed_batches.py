@@ -155,6 +155,17 @@ def test_nothing_is_saved_for_too_little_memory_or_without_the_folder(folder, mo
     assert values_of(executor, trees()).shape == (6, 1)
 
 
+@pytest.mark.parametrize("folder", [__file__, "/proc"])  # no folder, and one in which nothing can be written
+def test_a_batch_that_cannot_be_saved_keeps_its_error(folder, model, monkeypatch, caplog):
+    monkeypatch.setenv("GYM_RM_SAVE_FAILED", folder)
+    monkeypatch.setattr("gym_rm.engine.executors.failed_batches.MOST_SAVED", 10**6)
+    failed, good = executor_of(model).run([tree_with(1_000_000), trees()[0]])
+    assert failed.error.startswith("IndexError")
+    assert failed.saved is None
+    assert good.error is None
+    assert "cannot be saved" in caplog.text
+
+
 def test_a_file_that_is_no_batch_is_named(tmp_path):
     (tmp_path / "file").write_text("no batch")
     with pytest.raises(ConfigError, match="is not a batch that GYM_RM_SAVE_FAILED saved"):

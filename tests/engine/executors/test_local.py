@@ -211,14 +211,14 @@ def test_the_weights_do_not_move_during_a_forward(method, monkeypatch):
 
     def waiting(ids):
         started.set()
-        may_end.wait()
+        may_end.wait(10)
         return type(embedding).forward(embedding, ids)
 
     monkeypatch.setattr(embedding, "forward", waiting)
     forward = threading.Thread(target=running.run, args=(trees(),))
     move = threading.Thread(target=getattr(mover, method))
     forward.start()
-    started.wait()
+    assert started.wait(10)
     move.start()
     move.join(0.2)
     assert move.is_alive()
