@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from scorers.code.solutions import SOLUTIONS
+from conftest import solutions
 
 import gym_rm
 from gym_rm.testing import check_vector_env
@@ -105,7 +105,7 @@ def test_another_reward_model_is_refused(name):
 def test_code_v0_runs_the_embedded_tasks():
     envs = gym.make_vec("Code-v0", num_envs=4, num_workers=2, allow_unsafe=True)
     _, infos = envs.reset(seed=0)
-    right = [SOLUTIONS[name] for name in infos["prompt_id"]]
+    right = [solutions()[name] for name in infos["prompt_id"]]
     replies = [right[0], right[1], "pass", f"```python\n{right[3]}```"]
     _, rewards, _, _, infos = envs.step(replies)
     assert rewards.tolist() == [1, 1, 0, 1]

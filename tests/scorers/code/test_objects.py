@@ -7,69 +7,11 @@ import pytest
 from gym_rm.scorers.code.scorer import CodeScorer
 from tests.scorers.code.test_scorer import grade
 
-TESTS = """
-{imports}
-
-def test_it():
-    {body}
-"""
-SOLUTIONS = {
-    "numbers with names": (
-        "from solution import Level",
-        "assert Level.LOW.name == 'LOW'; assert Level.LOW == 1; assert Level.LOW < Level.HIGH; assert Level.LOW < 2; "
-        "assert [each.value for each in Level] == [1, 2]; assert len(Level) == 2; assert Level['HIGH'] is Level(2)",
-        "from enum import IntEnum\nclass Level(IntEnum):\n    LOW = 1\n    HIGH = 2",
-    ),
-    "a class imported before its base": (
-        "from solution import Circle, Shape",
-        "assert isinstance(Circle(), Shape); assert issubclass(Circle, Shape); assert not isinstance(Shape(), Circle)",
-        "class Shape: pass\nclass Circle(Shape): pass",
-    ),
-    "an exception imported before its base": (
-        "from solution import Empty, StackError, pop",
-        "try:\n        pop()\n    except StackError as error:\n        assert type(error) is Empty\n    else:\n"
-        "        raise AssertionError",
-        "class StackError(Exception): pass\nclass Empty(StackError): pass\ndef pop(): raise Empty('empty')",
-    ),
-    "an exception of the library": (
-        "import dataclasses, json, unittest\nfrom solution import P, read",
-        "case = unittest.TestCase()\n    with case.assertRaises(json.JSONDecodeError):\n        read('{')\n"
-        "    with case.assertRaises(dataclasses.FrozenInstanceError):\n        P(1).x = 2",
-        "import dataclasses, json\nread = lambda text: json.loads(text)\n"
-        "@dataclasses.dataclass(frozen=True)\nclass P:\n    x: int",
-    ),
-    "exceptions of several arguments": (
-        "import unittest\nfrom solution import f, g",
-        "case = unittest.TestCase()\n    with case.assertRaises(UnicodeDecodeError):\n        f(b'\\xff')\n"
-        "    with case.assertRaises(KeyError) as caught:\n        g('k')\n    assert caught.exception.args == ('k',)",
-        "def f(data): return data.decode()\ndef g(key): return {}[key]",
-    ),
-    "an operator that falls back": (
-        "from solution import Money",
-        "m = Money(1); m += Money(2); assert m.x == 3; assert 2 * m == Money(6)",
-        "class Money:\n    def __init__(self, x): self.x = x\n"
-        "    def __add__(self, other): return Money(self.x + other.x)\n"
-        "    def __rmul__(self, k): return Money(k * self.x)\n    def __eq__(self, other): return self.x == other.x",
-    ),
-    "an import of all names in a branch": (
-        "try:\n    from solution import *\nexcept ImportError:\n    raise",
-        "assert f(1) == 2",
-        "def f(x): return x + 1",
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def scorer():
     with CodeScorer(allow_unsafe=True, reward="fraction", timeout=5.0) as opened:
         yield opened
-
-
-@pytest.mark.parametrize("name", SOLUTIONS)
-def test_right_solutions_pass(scorer, name):
-    imports, body, code = SOLUTIONS[name]
-    score = grade(scorer, code, unit_tests=TESTS.format(imports=imports, body=body))
-    assert score.infos["verdict"] == "passed", score.error or score.infos["message"]
 
 
 def test_a_number_with_a_class_has_one_value(scorer):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from scorers.code.forging_replies import ROWS, forgeries
-from scorers.code.honest_rows import RIGHT
-from scorers.code.wrong_rows import NEEDS_OBJECTS, WRONG
 
 from gym_rm.scorer import try_score
 from gym_rm.scorers.code.scorer import CodeScorer
 from gym_rm.types import Prompt
 
-HEAD = "import asyncio, contextlib, io, unittest\nfrom solution import {}\n\ndef test_it():\n    {}\n"
+HEAD = "import asyncio, contextlib, io, unittest\n{}\n\ndef test_it():\n    {}\n"
+TABLE = Path(__file__).with_name("plain_data_rows.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +30,27 @@ def scores_of(scorer, rows):
     return dict(zip(rows, try_score(scorer, [[question, reply] for reply in replies], prompts), strict=True))
 
 
-def unit_rows(table):
-    return {
-        name: ({"unit_tests": HEAD.format(imports, body.replace("\n", "\n    "))}, code)
-        for name, (imports, code, body, *_) in table.items()
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_rows_pass_fail_or_are_errors_as_the_table_says(scorer, step):
+    """Each row has imports, the body of a test, code, and "right", "wrong" or a part of the error of the row."""
+    table = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()][::step]
+    bodies = [HEAD.format(row["imports"], row["body"].replace("\n", "\n    ")) for row in table]
+    given = {row["name"]: ({"unit_tests": body}, row["code"]) for row, body in zip(table, bodies, strict=True)}
+    found = scores_of(scorer, given)
+    wrong = {
+        row["name"]: found[row["name"]] for row in table if not is_as_expected(found[row["name"]], row["expected"])
     }
+    assert len(table) > 120 // step
+    assert wrong == {}
 
 
-def test_right_solutions_pass(scorer):
-    scores = scores_of(scorer, unit_rows(RIGHT))
-    assert {name: s.error or s.infos["message"] for name, s in scores.items() if s.reward != 1.0} == {}
+def is_as_expected(score, expected):
+    if expected.startswith("error: "):
+        return expected.removeprefix("error: ") in str(score.error)
+    return score.error is None and score.reward == float(expected == "right")
 
 
-def test_wrong_solutions_fail(scorer):
-    scores = scores_of(scorer, unit_rows(WRONG))
-    assert {name: s.error for name, s in scores.items() if s.error is not None or s.reward != 0.0} == {}
-
-
-def test_rows_that_need_more_than_data_are_errors(scorer):
-    scores = scores_of(scorer, unit_rows(NEEDS_OBJECTS))
-    assert {name: s.error for name, s in scores.items() if NEEDS_OBJECTS[name][3] not in str(s.error)} == {}
-
-
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
 def test_forging_replies_earn_nothing_and_make_no_error(step):
     rows = {(name, form): (ROWS[form], code) for name, code in forgeries().items() for form in ROWS}
     rows = {name: rows[name] for name in list(rows)[::step]}

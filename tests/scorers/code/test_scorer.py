@@ -8,10 +8,9 @@ import threading
 import time
 
 import pytest
-from conftest import assistant, rows, user
+from conftest import assistant, rows, solutions, user
 from sandbox.test_sandbox import children as descendants
 from scorers.code.mutants import mutants
-from scorers.code.solutions import SOLUTIONS
 
 import gym_rm
 from gym_rm.data.prompts import load_prompts
@@ -91,11 +90,12 @@ def humaneval():
     return load_prompts("../shared/data/humaneval.jsonl.gz")
 
 
-def test_all_canonical_solutions_pass_and_bodies_that_return_none_fail(scorer):
-    prompts = humaneval()
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_all_canonical_solutions_pass_and_bodies_that_return_none_fail(scorer, step):
+    prompts = humaneval()[::step]
     right = [[*each.messages, assistant(each.metadata["canonical_solution"])] for each in prompts]
     scores = scorer.score(right, prompts)
-    assert scores.rewards.tolist() == [1.0] * 79
+    assert scores.rewards.tolist() == [1.0] * len(prompts)
     assert (scores.infos["tests_passed"] == scores.infos["tests_total"]).all()
     some = prompts[::8]  # all of them fail in the test of mutants
     wrong = try_score(scorer, [[*each.messages, assistant("    return None")] for each in some], some)
@@ -368,7 +368,7 @@ def test_a_machine_that_stops_costs_no_time_and_sleep_does():
         code = "for _ in range(4 * 10**6): pass\ndef double(x): return 2 * x"
 
         grade(scorer, code)
-        times = ((0.03, signal.SIGSTOP), (2.5, signal.SIGCONT))
+        times = ((0.03, signal.SIGSTOP), (1.8, signal.SIGCONT))
         timers = [threading.Timer(seconds, send, [number, before]) for seconds, number in times]
         for timer in timers:
             timer.start()
@@ -376,7 +376,7 @@ def test_a_machine_that_stops_costs_no_time_and_sleep_does():
         assert grade(scorer, f"# stopped\n{code}").reward == 1.0
         for timer in timers:
             timer.join()
-        assert time.monotonic() - started > 2.0
+        assert time.monotonic() - started > 1.2
         score = grade(scorer, "import time\ndef double(x): time.sleep(99)")
         assert (score.reward, score.infos["verdict"]) == (0.0, "time")
 
@@ -439,8 +439,8 @@ def test_conformance(fast):
 
 
 def test_all_embedded_solutions_pass(scorer):
-    prompts = load_prompts("embedded:code")
-    scores = try_score(scorer, [[*p.messages, assistant(SOLUTIONS[p.prompt_id])] for p in prompts], prompts)
+    prompts, right = load_prompts("embedded:code"), solutions()
+    scores = try_score(scorer, [[*p.messages, assistant(right[p.prompt_id])] for p in prompts], prompts)
     assert [p.prompt_id for p, reward in zip(prompts, scores.rewards, strict=True) if reward != 1.0] == []
 
 
