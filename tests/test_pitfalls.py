@@ -31,7 +31,7 @@ Text to tokens
 15. The end token is missing or added twice. Here; for a model that reads its own end token,
     tests/engine/loading/test_families.py::test_a_template_appends_the_token_that_the_head_reads
 16. Templates write more than the messages. Here, and
-    tests/engine/text/test_renderer.py::test_every_turn_has_the_ids_of_the_conversation_up_to_it
+    tests/engine/text/test_turns.py::test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them
 17. A reply contains control tokens. Here, and
     tests/engine/text/test_control_tokens.py::test_no_message_writes_a_control_token
 

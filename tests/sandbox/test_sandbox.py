@@ -73,6 +73,7 @@ def test_no_orphan_is_left_to_a_first_process_that_reaps_none(sandbox):
 
 
 def test_nothing_is_left_after_garbage_collection(sandbox):
+    gc.collect()  # of other tests
     before, files = children(), open_files()
     made = Sandbox(layer=sandbox.layer, num_workers=1)
     session = made.session()

@@ -220,8 +220,10 @@ def test_an_interrupt_leaves_the_executor_usable(pool):
 
     def interrupt(batch, call):
         if call == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            interrupted.wait(10)
+            for _ in range(10):  # a signal just before the main thread waits for a lock does not wake it
+                os.kill(os.getpid(), signal.SIGINT)
+                if interrupted.wait(3):
+                    break
 
     replica = FakeReplica(interrupt)
     executor = pool([replica])
