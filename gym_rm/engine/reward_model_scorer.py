@@ -28,7 +28,7 @@ from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, Scheduler
+from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
@@ -235,8 +235,10 @@ class RewardModelScorer:
         judged, prompts, complete = self._judged.read(conversations, prompts)
         tools = tools_of(prompts, len(judged))
 
-        scores = self._score(lambda: self.renderer.encode_turns(judged, tools, turns=turns), all_turns=turns == "all")
-        return complete(scores).raise_for_errors()
+        with self._lock, call_id("score"):
+            call, seconds = self._plan(lambda: self.renderer.encode_turns(judged, tools, turns=turns))
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return complete(self._collect(call, result, seconds, all_turns=turns == "all")).raise_for_errors()
 
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
@@ -259,7 +261,10 @@ class RewardModelScorer:
                 "to score()."
             )
         encode = self.renderer.encode_text
-        return self._score(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)])).raise_for_errors()
+        with self._lock, call_id("score"):
+            call, seconds = self._plan(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)]))
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return self._collect(call, result, seconds).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -300,22 +305,23 @@ class RewardModelScorer:
         with self._lock:
             self.executor.close()
 
-    def _score(self, render: Callable[[], list[RenderedRow]], *, all_turns: bool = False) -> Scores:
-        """Render conversations or texts, run them, and return their scores; failures are in `Scores.errors`."""
-        with self._lock, call_id("score"):
-            start = time.perf_counter()
-            with stage("render"):
-                call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
-            seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            call.reduce(result)
-            if any(sequence.truncated_tokens for sequence in call.sequences):
-                warn_once(
-                    f"conversations longer than max_length={self.renderer.max_length} are cut "
-                    f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
-                )
-            workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
-            return call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
+    def _plan(self, render: Callable[[], list[RenderedRow]]) -> tuple[ScoreCall, float]:
+        """Render conversations or texts; return the call and its seconds so far."""
+        start = time.perf_counter()
+        with stage("render"):
+            call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
+        return call, time.perf_counter() - start
+
+    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
+        """Return the scores of a call; failures are in `Scores.errors`."""
+        call.reduce(result)
+        if any(sequence.truncated_tokens for sequence in call.sequences):
+            warn_once(
+                f"conversations longer than max_length={self.renderer.max_length} are cut "
+                f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
+            )
+        workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
+        return call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
 
 
 def load_reward_model(
