@@ -11,7 +11,7 @@ from hypothesis import settings
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 
-settings.register_profile("gym_rm", deadline=None)
+settings.register_profile("gym_rm", deadline=None, max_examples=60)
 settings.load_profile("gym_rm")
 
 

@@ -111,7 +111,10 @@ def names_after(tmp_path_factory):
     return run
 
 
-RUN = sorted([*DOCS.glob("*.md"), *DOCS.glob("environments/*.md")])
+RUN = [
+    pytest.param(page, marks=pytest.mark.slow) if page.name == "scaling.md" else page  # starts processes
+    for page in sorted([*DOCS.glob("*.md"), *DOCS.glob("environments/*.md")])
+]
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(DOCS)))

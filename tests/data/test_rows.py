@@ -247,7 +247,7 @@ def test_an_invalid_source_is_refused(source, message):
         ("p.json", b'{"prompt": "a"}', r"p.json: a .json file must contain a list of rows, got dict"),
         ("p.csv", b"prompt\n\xff\n", r"p.csv: not readable as CSV after line 0: not valid UTF-8"),
         ("p.txt", b"hello", r"prompts: cannot read '.*p.txt'; expected one of .jsonl"),
-        ("p.parquet", b"no parquet", "not readable as parquet"),
+        ("p.parquet", b"no parquet", r"not readable as parquet|needs the package pyarrow"),
         ("p.parquet.gz", b"", r"prompts: cannot read '.*p.parquet.gz'"),
     ],
 )

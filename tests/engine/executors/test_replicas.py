@@ -220,9 +220,9 @@ def test_an_interrupt_leaves_the_executor_usable(pool):
 
     def interrupt(batch, call):
         if call == 1:
-            for _ in range(10):  # a signal just before the main thread waits for a lock does not wake it
+            for _ in range(60):  # a signal just before the main thread waits for a lock does not wake it
                 os.kill(os.getpid(), signal.SIGINT)
-                if interrupted.wait(3):
+                if interrupted.wait(0.5):
                     break
 
     replica = FakeReplica(interrupt)

@@ -38,6 +38,7 @@ def process():
         yield pool
 
 
+@pytest.mark.slow
 def test_loading_to_another_device_takes_no_memory_of_the_host_for_the_model(process, folder):
     # The device "meta" stands for a GPU: its tensors are not in the host's memory.
     assert process.submit(private_memory.of_loading, folder, "meta", "float32").result() < ALLOWED
