@@ -31,7 +31,7 @@ ROOMS = {
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 45_300
+TESTS = 45_400
 """Lines of `tests/`."""
 
 PAGES = 21_100
