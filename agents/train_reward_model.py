@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from gym_rm.config import load_config, settings_file
-from gym_rm.errors import logger
+from gym_rm.errors import ConfigError, logger
 from gym_rm.training.objectives import Outcomes
 from gym_rm.training.reward_learner import RewardLearner
 from gym_rm.training.reward_model_settings import RewardModelTraining
@@ -117,4 +117,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -8,7 +10,9 @@ from gymnasium.vector import AutoresetMode
 import gym_rm
 from gym_rm import Scores, ScoringError
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.testing import check_scorer, check_vector_env
+from gym_rm.generation.chat import ChatReply
+from gym_rm.generation.completions import Completion
+from gym_rm.testing import check_chat_model, check_sampler, check_scorer, check_vector_env
 from gym_rm.types import Prompt
 
 PROMPTS = ["one?", {"prompt": "two?", "user_turns": ["sure?"]}, "three?"]
@@ -255,3 +259,61 @@ def test_a_vector_environment_that_differs_from_its_single_environment_raises(mo
 def test_a_single_environment_raises_assertion_error():
     with pytest.raises(AssertionError, match=r"expected a gymnasium\.vector\.VectorEnv, got OrderEnforcing"):
         check_vector_env(gym.make("RewardModel-v0", reward_model=count_characters, prompts=PROMPTS))
+
+
+class Instant:
+    """A chat model that answers at once, whatever the deadline is, by a function of the conversation."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def reply(self, conversations, *, seeds, deadline=None):
+        return self.answer([ChatReply(text=f"{len(each)}", finished=True) for each in conversations])
+
+
+def test_a_chat_model_that_needs_no_time_is_right():
+    check_chat_model(Instant(lambda replies: replies))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda replies: None, "check_chat_model: an exception that nothing expects, TypeError"),
+        (lambda replies: replies[1:], "2 replies to 3 conversations"),
+        (lambda replies: [replace(each, text=None) for each in replies], "the text of reply 0 is None"),
+    ],
+    ids=["None", "lost", "no text"],
+)
+def test_a_broken_chat_model_is_an_assertion_error(answer, message):
+    with pytest.raises(AssertionError, match=message):
+        check_chat_model(Instant(answer))
+
+
+class Sampler:
+    """Completions of three tokens, from a seed and a prompt by a function."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def sample(self, prompts, *, seeds):
+        numbers = [self.number(sum(prompt), seed) % 5 for prompt, seed in zip(prompts, seeds, strict=True)]
+        ids = [np.array([number, 6, 9], dtype=np.int32) for number in numbers]
+        return [Completion(each, np.array([-each[0] - 1, -1, -1], dtype=np.float32), True, "") for each in ids]
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (lambda prompt, seed: prompt + seed, None),
+        (lambda prompt, seed: prompt, "the seeds are not used"),
+        (lambda prompt, seed: seed, "completions of different prompts with one seed are equal"),
+    ],
+    ids=["right", "no seeds", "no prompt"],
+)
+def test_a_sampler_uses_prompts_and_seeds(number, message):
+    refused = contextlib.nullcontext() if message is None else pytest.raises(AssertionError, match=message)
+    with refused:
+        check_sampler(Sampler(number), [[1, 2], [3, 4, 5]], max_new_tokens=3, end_tokens=[9])

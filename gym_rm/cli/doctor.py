@@ -52,7 +52,8 @@ def _tell(title: str, findings: Findings, *advice: str) -> bool:
             typer.echo(f"  {mark:<9}" + "\n           -> ".join([*texts, *advice] if mark == PROBLEM else texts))
     except Exception as error:  # what is broken must not hide what else there is to see
         marks.append(PROBLEM)
-        typer.echo(f"  {PROBLEM:<9}" + "\n           -> ".join([brief(error), *advice]))
+        told = () if isinstance(error, ConfigError) else advice  # whose message says what to do
+        typer.echo(f"  {PROBLEM:<9}" + "\n           -> ".join([brief(error), *told]))
     return PROBLEM not in marks
 
 
@@ -89,7 +90,7 @@ def _sandbox() -> Findings:
 
 
 def _debugging() -> Findings:
-    from gym_rm.engine.debugging import Switches, failed_folder, read_switches
+    from gym_rm.engine.debugging import Switches, failed_folder, read_switches, replay_command
 
     switches, folder = read_switches(), failed_folder()
     if switches != Switches():
@@ -98,23 +99,27 @@ def _debugging() -> Findings:
         yield OK, "failed batches are not saved; set GYM_RM_SAVE_FAILED to a folder to save them"
     else:
         files = sorted(folder.glob("batch-*.safetensors"))
-        advice = [f"to run the last one again: gym-rm doctor --replay {files[-1]}"] if files else []
+        advice = [f"to run the last one again: {replay_command(files[-1])}"] if files else []
         yield WARNING if files else OK, f"{len(files)} failed batches are saved in {folder}", *advice
 
 
 def _replay(file: Path) -> Findings:
-    from gym_rm.engine.executors.failed_batches import read_failed, spec_of
+    from gym_rm.engine.debugging import saving_nothing
+    from gym_rm.engine.executors.failed_batches import read_failed, spec_of, weights_digest
     from gym_rm.engine.executors.local import LocalExecutor
 
     failed = read_failed(file)
-    before = failed.about["info"]
+    before, weights = failed.about.get("info", {}), failed.about.get("weights")
     yield OK, f"{failed.about['type']} of {failed.batch.num_tokens} tokens, saved for: {failed.about['reason']}"
     executor = LocalExecutor()
     info = executor.load(spec_of(failed))
-    for name in ("sampled_revision", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
-        if (now := getattr(info, name)) != before[name]:
-            yield WARNING, f"{name} was {before[name]!r}, and is {now!r} here"
-    (result,) = executor.run([failed.batch])
+    if weights is not None and weights_digest(executor.models) != weights:
+        yield WARNING, "the weights differ: those that failed were changed after the load, or the files were since"
+    for name in ("quantization", "layout", "fused", "rows", "dtype", "device", "torch", "transformers"):
+        if (now := getattr(info, name)) != before.get(name):
+            yield WARNING, f"{name} was {before.get(name)!r}, and is {now!r} here"
+    with saving_nothing():
+        (result,) = executor.run([failed.batch])
     if result.values is None:
         yield PROBLEM, f"it fails again: {result.error}"
     elif bad := int((~np.isfinite(result.values)).sum()):

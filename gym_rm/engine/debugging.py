@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gym_rm.errors import ConfigError, nearest
 LAYOUTS = ("tree", "padded", "one_by_one")
 NAMES = ("plain", "skip_trial", "repeat_trial", "layout", "rows")
 _calls = itertools.count(1)
+_saving_nothing: contextvars.ContextVar[bool] = contextvars.ContextVar("gym_rm saving nothing", default=False)
 _call_id: contextvars.ContextVar[str] = contextvars.ContextVar("gym_rm call", default="")
 
 
@@ -64,9 +66,24 @@ def read_switches() -> Switches:
 
 
 def failed_folder() -> Path | None:
-    """Return the folder of `GYM_RM_SAVE_FAILED`; None if it is not set."""
+    """Return the folder of `GYM_RM_SAVE_FAILED`; None if it is not set, or inside of `saving_nothing`."""
     folder = os.environ.get("GYM_RM_SAVE_FAILED")
-    return Path(folder).expanduser() if folder else None
+    return Path(folder).expanduser() if folder and not _saving_nothing.get() else None
+
+
+@contextmanager
+def saving_nothing() -> Iterator[None]:
+    """Save no failed batches inside, such as one that runs again."""
+    before = _saving_nothing.set(True)
+    try:
+        yield
+    finally:
+        _saving_nothing.reset(before)
+
+
+def replay_command(file: str | os.PathLike[str]) -> str:
+    """Return the command that runs a saved batch again."""
+    return f"gym-rm doctor --replay {shlex.quote(os.fspath(file))}"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gym_rm.engine.debugging import replay_command
 from gym_rm.engine.executors.executor import ModelInfo
 from gym_rm.engine.kinds import Kind
 from gym_rm.engine.schedule import RunResult
@@ -89,9 +90,7 @@ class ScoreCall:
                 self.scored[m] = _failed(result.failures[k], self.kind)
             elif not np.isfinite(values).all():  # a reduction can hide them: the sigmoid of infinity is 1
                 reason = f"the reward model returned {values[~np.isfinite(values)][0]}"
-                saved = (
-                    f"; its batch is saved, see gym-rm doctor --replay {result.saved[k]}" if k in result.saved else ""
-                )
+                saved = f"; its batch is saved, see {replay_command(result.saved[k])}" if k in result.saved else ""
                 self.scored[m] = _failed(reason + saved, self.kind)
             elif not np.isfinite([reward, *reduction.components[k]]).all():
                 self.scored[m] = _failed(f"the reward is {reward}, from values that are too large", self.kind)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.token_tree import TokenSequence, TokenTree
+from gym_rm.testing.assertions import asserting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,7 @@ HEADS, SIZE = 4, 16
 NODE = 40  # tokens of a run without a branch; several pages of a path have branches inside
 
 
+@asserting
 def check_attention(
     implementation: Callable[[TokenTree], Attention],
     *,

@@ -10,8 +10,10 @@ from gym_rm.engine.executors.executor import Executor, LoadSpec, Weights
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 from gym_rm.scores import FloatArray
+from gym_rm.testing.assertions import asserting
 
 
+@asserting
 def check_executor(
     make: Callable[[], Executor],
     spec: LoadSpec,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gym_rm.generation.chat import ChatModel, ChatReply
+from gym_rm.testing.assertions import asserting
 from gym_rm.types import Conversation
 
 if TYPE_CHECKING:  # loads torch
@@ -25,6 +26,7 @@ QUESTIONS: tuple[Conversation, ...] = (
 )
 
 
+@asserting
 def check_chat_model(model: ChatModel, *, conversations: Sequence[Conversation] = QUESTIONS) -> None:
     """Check that a chat model does what judges and simulated users rely on.
 
@@ -45,6 +47,7 @@ def check_chat_model(model: ChatModel, *, conversations: Sequence[Conversation] 
     first = _replies(model, conversations, seeds)
     for index, reply in enumerate(first):
         assert reply.error is None, f"reply {index} has the error {reply.error!r}"
+        assert isinstance(reply.text, str), f"the text of reply {index} is {reply.text!r}, expected a str"
         assert reply.num_tokens is None or reply.num_tokens > 0, f"reply {index} has {reply.num_tokens} tokens"
     after = [[dict(message) for message in conversation] for conversation in conversations]
     assert after == before, "reply must not change the conversations"
@@ -55,9 +58,11 @@ def check_chat_model(model: ChatModel, *, conversations: Sequence[Conversation] 
     assert _replies(model, [], []) == [], "no conversations must give no replies"
     late = model.reply(conversations, seeds=seeds, deadline=time.monotonic() - 1)
     assert len(late) == len(conversations), f"{len(late)} replies to {len(conversations)} conversations after the time"
-    assert all(each.error is not None for each in late), "rows without a reply at the deadline must have an error"
+    answered = [each.error is not None or bool(each.text) for each in late]
+    assert all(answered), "rows without a reply at the deadline must have an error"
 
 
+@asserting
 def check_sampler(
     sampler: Sampler,
     prompts: Sequence[TokenIds],
@@ -99,8 +104,13 @@ def check_sampler(
         assert completion.finished or len(ids) == max_new_tokens, f"{name} was cut before max_new_tokens"
     backwards = sampler.sample(rows[::-1], seeds=seeds[::-1])[::-1]
     for index, (one, other) in enumerate(zip(first, backwards, strict=True)):
-        same = np.array_equal(one.token_ids, other.token_ids)
+        same = np.array_equal(one.token_ids, other.token_ids) and np.allclose(one.log_probs, other.log_probs, atol=1e-3)
         assert same, f"completion {index} depends on the other rows, not only on its prompt and seed"
+    pairs = zip(first[::2], first[1::2], strict=True)
+    equal = all(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
+    assert not equal, "completions of one prompt with different seeds are equal, so the seeds are not used"
+    of_prompts = [each.log_probs.tobytes() for each in sampler.sample(prompts, seeds=[0] * len(prompts))]
+    assert len(set(of_prompts)) > 1, "completions of different prompts with one seed are equal"
     assert sampler.sample([], seeds=[]) == [], "no prompts must give no completions"
     if weights is not None:
         sampler.update_weights(weights, version=1)

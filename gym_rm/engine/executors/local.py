@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from gym_rm.engine.backbones.devices import pinned_like
 from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
 from gym_rm.engine.backbones.low_precision import assign_weights
-from gym_rm.engine.debugging import stage
+from gym_rm.engine.debugging import replay_command, stage
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, Weights
 from gym_rm.engine.executors.failed_batches import save_failed
 from gym_rm.engine.executors.loaded_model import LoadedModel, load_and_verify
@@ -93,7 +93,7 @@ class LocalExecutor:
             if result.error is None:
                 of_batch = stacked[start : start + batch.num_reads]
                 finite = np.isfinite(of_batch).all()
-                saved = None if finite else save_failed(batch, "values that are not finite", model.spec, model.info)
+                saved = None if finite else save_failed(batch, "values that are not finite", model)
                 results[index] = replace(result, values=of_batch, saved=saved)
                 start += batch.num_reads
         return results
@@ -179,8 +179,8 @@ class LocalExecutor:
 def _failed(model: LoadedModel, batch: Batch, error: Exception) -> BatchResult:
     """Return the result of a batch whose forward raised, after saving it unless memory was lacking."""
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
-    saved = None if memory else save_failed(batch, brief(error), model.spec, model.info)
-    where = "" if saved is None else f"; the batch is saved, see gym-rm doctor --replay {saved}"
+    saved = None if memory else save_failed(batch, brief(error), model)
+    where = "" if saved is None else f"; the batch is saved, see {replay_command(saved)}"
     return BatchResult(error=f"{brief(error)}{where}", out_of_memory=memory, saved=saved)
 
 

@@ -170,3 +170,20 @@ def test_a_file_that_is_no_batch_is_named(tmp_path):
     (tmp_path / "file").write_text("no batch")
     with pytest.raises(ConfigError, match="is not a batch that GYM_RM_SAVE_FAILED saved"):
         read_failed(tmp_path / "file")
+
+
+def test_a_replay_tells_that_other_weights_failed_and_saves_nothing(folder, saved_model):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"))
+    weights = scorer.executor.models[0].state_dict()
+    scorer.update_weights({name: tensor * (1e38 if "score" in name else 1e3) for name, tensor in weights.items()})
+    with pytest.raises(ScoringError, match="its batch is saved"):
+        scorer.score(CONVERSATIONS[:1])
+    (file,) = folder.iterdir()
+    assert "the weights differ" in replay(file).output
+    assert list(folder.iterdir()) == [file]
+
+
+def test_the_last_batch_that_a_process_saves_is_told(folder, saved_model, monkeypatch, logged):
+    monkeypatch.setattr("gym_rm.engine.executors.failed_batches.MOST_SAVED", 0)
+    assert executor_of(tiny_models.reward_model("qwen3")).run([tree_with(1_000_000)])[0].saved is None
+    assert "saves no more" in logged.text
