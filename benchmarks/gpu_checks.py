@@ -233,6 +233,14 @@ def repeat(times: int, function: Callable[..., Any], *arguments: Any) -> None:
         function(*arguments)
 
 
+def force(executor: Any, forward: Forward) -> None:
+    """Let a loaded model run in another way than the one that was verified."""
+    loaded = executor._model
+    for decoder in loaded.reward_model.decoders:
+        decoder.fuse = forward.fuse
+    executor._model = replace(loaded, rows=BatchInvariant(forward.rows) if forward.invariant else None)
+
+
 def score_bits(day: Day, subject: Subject, rung: str) -> dict[str, Any]:
     """Score one conversation in random batches, and compare the bits of its score; `rung` says how products run."""
     scorer = subject.quantized if rung in FORMATS else subject.scorer
@@ -240,7 +248,7 @@ def score_bits(day: Day, subject: Subject, rung: str) -> dict[str, Any]:
         rows = {str(rows): rows for rows in LADDER[day.device.type]}
         forward = Forward(scorer.layout, scorer.info.fused, invariant=rung in rows)
         forward = replace(forward, rows=rows[rung]) if rung in rows else forward
-        scorer.executor._set_forward(forward)  # type: ignore[attr-defined]
+        force(scorer.executor, forward)
     scorer._scheduler.budget = 2 * max(day.sizes.batch_tokens)
     pool = workloads.gsm8k_groups(day.sizes.pool // GROUP, GROUP)
     lengths = np.array([len(each.input_ids) for each in scorer.renderer.encode(pool)])

@@ -162,7 +162,7 @@ def precision_of(day: Day) -> dict[str, Any]:
 @contextlib.contextmanager
 def little_memory(day: Day, scorer: Any, tokens: int) -> Iterator[None]:
     """Leave memory for batches of about so many tokens only; a CPU, which has more, raises the error by itself."""
-    model = scorer.executor._model
+    model = scorer.executor._model.reward_model
     if day.device.type == "cuda":
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(day.device).total_memory

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 settings.register_profile("gym_rm", deadline=None, max_examples=60)
 settings.load_profile("gym_rm")
@@ -141,3 +145,15 @@ def chat_server():
     with serve(app) as url:
         app.url = url
         yield app
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A real browser, one for all tests of a process: Playwright starts only once in a thread."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import zlib
@@ -21,7 +20,6 @@ pytestmark = [
     ),
 ]
 ROOT = Path(__file__).parents[1]
-CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +65,14 @@ def test_the_reference_has_every_setting_and_command(site):
     ] == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_the_search_finds_a_setting(site):
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 400, "height": 900})
-        page.goto(f"{site.as_uri()}/search.html?q=group_size")
-        found = page.locator("#search-results ul.search li a").first
-        found.wait_for()
-        assert "setting" in found.get_attribute("href")
-        found.click()
-        assert page.locator("tr:target").inner_text().lstrip().split()[0] in ("group_size", "env.group_size")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        browser.close()
+def test_the_search_finds_a_setting(site, browser):
+    context = browser.new_context(viewport={"width": 400, "height": 900})
+    page = context.new_page()
+    page.goto(f"{site.as_uri()}/search.html?q=group_size")
+    found = page.locator("#search-results ul.search li a").first
+    found.wait_for()
+    assert "setting" in found.get_attribute("href")
+    found.click()
+    assert page.locator("tr:target").inner_text().lstrip().split()[0] in ("group_size", "env.group_size")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    context.close()

@@ -120,10 +120,10 @@ def heard_signals() -> Iterator[Callable[[], signal.Signals | None]]:
 
     def hear(number: int, frame: Any) -> None:
         heard.append(signal.Signals(number))
-        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
-            os.write(2, NOTICE)  # a handler must not use buffered streams
         for each in before:
             signal.signal(each, signal.SIG_DFL)
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            os.write(2, NOTICE)  # a handler must not use buffered streams
 
     for number in numbers:
         signal.signal(number, hear)

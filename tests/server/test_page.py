@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -14,19 +13,8 @@ from reward_servers import RewardApp, error, reward_of, serve
 
 from gym_rm.server import page as page_module
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
 TALK = "User: Hi\nAssistant: Hello.\nUser: And now?\nAssistant: One thing. Another thing! A last one?"
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
 
 class PageApp(RewardApp):
@@ -45,14 +33,6 @@ class PageApp(RewardApp):
                 for one in request["conversations"]
             ]
         return status, headers, json.dumps(reply).encode()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
