@@ -15,7 +15,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py tests/envs/test_spaces.py tests/envs/test_steps.py \
 	tests/envs/test_vector.py tests/envs/test_wrappers.py \
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
-	tests/training/test_trainer.py
+	tests/training/test_reward_runs.py
 
 .PHONY: demo test test-rest test-oldest test-all lint docs docs-links clean
 
