@@ -147,9 +147,9 @@ def chat_server():
         yield app
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """A real browser, one for all tests of a process: Playwright starts only once in a thread."""
+    """A real browser. Playwright has a running event loop in the thread, so that it must end with the module."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine")

@@ -52,7 +52,7 @@ def with_reply(asked, reply):
 def test_the_assets_are_small_files_of_known_types():
     files = [path for path in ASSETS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10e6
-    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py"}
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py", ".pyc"}
 
 
 def test_all_assets_have_one_file_mode(tokenizer, tmp_path):
