@@ -28,12 +28,11 @@ from gym_rm.planning.hardware.devices import KINDS, device_of_kind
 from gym_rm.planning.lengths import constant
 from gym_rm.planning.model.config_sizes import shape_from_config
 from gym_rm.planning.model.known_models import load_shape
-from gym_rm.planning.phase_clock import Site
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, StepWorkload
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import Basis, Quantity, assumed
-from gym_rm.planning.step_times import component_times
+from gym_rm.planning.step_times import Site, component_times
 
 NETWORK = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
 

@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--rounds 9] [--save NAME]
 
-Both sides take turns, with one thread, so that other load on the machine slows both alike. The
-first score is that of the embedded reward model; a load is that of 25M weights, in a process that has loaded it before.
+The two sides alternate, with one thread each, so that other programs slow both alike. The first score is that of the
+embedded reward model; a load is that of 25M weights, in a process that has loaded it before.
 """
 
 import argparse

@@ -412,3 +412,28 @@ def test_models_of_the_package_have_names():
     assert named.provenance == scorer.provenance
     with pytest.raises(ConfigError, match="embedded:policy, embedded:reward_model, embedded:judge"):
         gym_rm.load_scorer("embedded:reward-model")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"reward": "some"}, {"timeout": 0}, {"layer": "docker"}, {"num_workers": 0}, {"execute": "yes"}),
+        *({"tolerance": -1}, {"limits": {"memory": 1}}, {"interpreter": "/nothing/here"}),
+    ],
+)
+def test_invalid_options_of_code_are_refused(options):
+    with pytest.raises(ConfigError):
+        gym_rm.load_scorer({"kind": "code", "allow_unsafe": True, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"style": 3}, "style must be a text, got 3"),
+        ({"style": ["a"]}, "style must be a text, got list"),
+        ({3: 4}, "must have texts as names, got 3"),
+    ],
+)
+def test_names_that_are_no_texts_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        gym_rm.load_scorer(options)

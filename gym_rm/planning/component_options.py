@@ -12,11 +12,18 @@ from typing import Any, TypeAlias
 
 from gym_rm.planning.gpu_memory import ComponentMemory, component_memory, rows_of_update
 from gym_rm.planning.hardware.devices import Cluster
-from gym_rm.planning.phase_clock import PhaseClock, Site
 from gym_rm.planning.placement import Need
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
-from gym_rm.planning.step_times import batched_tokens, component_times, largest_share, sync_times, wake_times
+from gym_rm.planning.step_times import (
+    PhaseClock,
+    Site,
+    batched_tokens,
+    component_times,
+    largest_share,
+    sync_times,
+    wake_times,
+)
 
 PHASES = tuple(Phase)
 EXACT_GPUS = 64  # of a cluster; in larger ones not every number and division of GPUs is tried

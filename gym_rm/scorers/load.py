@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gym_rm.checks import load_object
+from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scorer import Scorer, ScorerLike, check_signature, lock_open_after_fork
 
@@ -100,6 +100,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
 
 
 def _make(options: dict[str, Any]) -> Any:
+    if wrong := [name for name in options if not isinstance(name, str)]:
+        raise ConfigError(f"options of a scorer must have texts as names, got {describe(wrong[0])}.")
     kind = options.get("kind", "auto")
     if not isinstance(kind, str):
         raise ConfigError(f"kind must be a text, got {type(kind).__name__} {kind!r}.")
@@ -107,6 +109,8 @@ def _make(options: dict[str, Any]) -> Any:
     if kind == "auto" and isinstance(path, str) and path in SCORER_KINDS and not os.path.exists(path):
         raise ConfigError(f"{path!r} is a kind of scorer, not a model; write {{'kind': {path!r}}}.")
     style = options.get("style")
+    if not isinstance(style, str | None):
+        raise ConfigError(f"style must be a text, got {describe(style)}.")
     named = options.get("model", path) if kind == "judge" else path
     own = {"rubric", "mode", "scale", "marked"} & options.keys() if kind == "judge" else kind != "auto"
     if style is None and not own and isinstance(named, str) and not _is_url(named):

@@ -10,11 +10,10 @@ from gym_rm.lora_settings import LoRASettings
 from gym_rm.planning.hardware.devices import KINDS
 from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.model.known_models import load_shape
-from gym_rm.planning.phase_clock import Site
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, StepWorkload
 from gym_rm.planning.quantities import Basis, Quantity
-from gym_rm.planning.step_times import LAUNCH, NETWORK, component_times, sync_times, wake_times
+from gym_rm.planning.step_times import LAUNCH, NETWORK, Site, component_times, sync_times, wake_times
 
 BETWEEN = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
 

@@ -243,7 +243,7 @@ def _prepare(
 
 
 def _difference_to_whole(model: PreTrainedModel, size: int) -> float:
-    """Return how far the hidden states of a divided model are from the whole model's; refuse what is no rounding."""
+    """Return how far the hidden states of a divided model are from the whole one's; refuse more than rounding."""
     (*_, ids) = trial_sequences(model.config)
     input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
     difference = difference_to_whole(model, input_ids)

@@ -12,7 +12,6 @@ from conftest import assistant, rows, solutions, user
 from sandbox.test_sandbox import children as descendants
 from scorers.code.mutants import mutants
 
-import gym_rm
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import try_score
@@ -442,15 +441,3 @@ def test_all_embedded_solutions_pass(scorer):
     prompts, right = load_prompts("embedded:code"), solutions()
     scores = try_score(scorer, [[*p.messages, assistant(right[p.prompt_id])] for p in prompts], prompts)
     assert [p.prompt_id for p, reward in zip(prompts, scores.rewards, strict=True) if reward != 1.0] == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"reward": "some"}, {"timeout": 0}, {"layer": "docker"}, {"num_workers": 0}, {"execute": "yes"}),
-        *({"tolerance": -1}, {"limits": {"memory": 1}}, {"interpreter": "/nothing/here"}),
-    ],
-)
-def test_invalid_options_are_refused(options):
-    with pytest.raises(ConfigError):
-        gym_rm.load_scorer({"kind": "code", "allow_unsafe": True, **options})
