@@ -94,7 +94,7 @@ class Learner(ParallelModel):
         )
         if self.reference is not None:
             for decoder in self.reference.decoders:
-                decoder.fuse = self.layout.fuse
+                decoder.use(fuse=self.layout.fuse, kernels=self.layout.kernels)
             if options.fsdp:
                 shard(self.reference, self.reference.model, accelerator)
 

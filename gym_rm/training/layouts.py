@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -15,12 +16,14 @@ from transformers import PreTrainedModel
 from gym_rm.engine.backbones.decoder import DecoderBackbone, num_positions
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, attending_to_trees
 from gym_rm.engine.batch_planning import plan_layout
+from gym_rm.engine.kernels import has_kernels
 from gym_rm.engine.loading.trial import (
     FAILURES,
     PLAIN,
     Candidate,
     Forward,
     choose_forward,
+    did_not_compile,
     tolerance_of,
     trial_sequences,
 )
@@ -55,6 +58,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         # flex_attention has no dropout.
         can_take_trees=bool(decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
         can_fuse=bool(decoders) and fuse and decoders[0].code is not None and _no_dropout(model),
+        has_kernels=has_kernels(model.device) and _no_dropout(model),
         max_width=num_positions(model),
         modules=(model,),
         page_size=decoders[0].page_size if decoders else PAGE_SIZE,
@@ -62,7 +66,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
 
     def values(plan: BatchPlan, forward: Forward) -> Tensor:
         for decoder in decoders:
-            decoder.fuse = forward.fuse
+            decoder.use(fuse=forward.fuse, kernels=forward.kernels)
         with torch.enable_grad():
             return torch.cat([trained.trial_values(batch).float() for batch in plan.batches])
 
@@ -84,12 +88,17 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
     with _evaluating(model):
         chosen = choose_forward(candidate, run)
         plain_gradients = gradients(PLAIN)
-        options = [chosen, dataclasses.replace(chosen, fuse=False), Forward("padded", fuse=False)]
+        torch_alone = dataclasses.replace(chosen, kernels=False)
+        own = dataclasses.replace(torch_alone, fuse=False)
+        options = [chosen, torch_alone, own, Forward("padded", fuse=False)]
         for forward in dict.fromkeys(options):
             try:
                 difference = _difference(gradients(forward), plain_gradients)
-            except FAILURES as error:
-                logger.info("%s cannot be trained with %s: %s", candidate.name, forward, error)
+            except Exception as error:
+                if not (did_not_compile(error) or isinstance(error, FAILURES)):
+                    raise
+                level = logging.WARNING if did_not_compile(error) else logging.INFO
+                logger.log(level, "%s cannot be trained with %s: %s", candidate.name, forward, error)
                 continue
             if difference <= tolerance:
                 break
@@ -98,7 +107,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         else:
             forward = Forward("one_by_one", fuse=False)
     for decoder in decoders:
-        decoder.fuse = forward.fuse
+        decoder.use(fuse=forward.fuse, kernels=forward.kernels)
     return forward
 
 

@@ -36,6 +36,8 @@ class DecoderBackbone:
     Attributes:
         code: code that `llama_forward` may replace; if the modules change, the model's own forward runs.
         fuse: whether `llama_forward` may replace the model's own.
+        kernels: whether Triton computes the elementwise operations of `llama_forward`.
+        paths: whether Triton computes attention to trees, along paths.
         checkpointing: whether `llama_forward` keeps only the input of each layer.
         same_as_training: whether trees run without gradients as with them, so that values have the same bits.
     """
@@ -51,7 +53,11 @@ class DecoderBackbone:
         self.prefix_cache = prefix_cache
         self.code = forward_fingerprint(model.base_model)
         self.fuse = self.code is not None
-        self.checkpointing = self.same_as_training = False
+        self.kernels = self.paths = self.checkpointing = self.same_as_training = False
+
+    def use(self, *, fuse: bool, kernels: bool) -> None:
+        """Choose what computes: `llama_forward` or the model's own layers, and the package's kernels or torch."""
+        self.fuse, self.kernels, self.paths = fuse, kernels, kernels
 
     @property
     def page_size(self) -> int:
@@ -67,11 +73,11 @@ class DecoderBackbone:
             hidden: Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
         training = torch.is_grad_enabled() or self.same_as_training
-        nodes = NodeAttention(batch) if training and device.type != "cuda" else None
+        nodes = NodeAttention(batch) if training and device.type != "cuda" and not self.paths else None
         if self.fuse and forward_fingerprint(backbone) == self.code:
             return self._llama_states(batch, device, nodes)
         # The layers' own forward, whose attention alone is replaced.
-        tree = TreeAttention(batch, device, nodes=nodes)
+        tree = TreeAttention(batch, device, nodes=nodes, paths=self.paths, same_as_training=self.same_as_training)
         inputs = to_device(with_padding(np.stack([batch.input_ids, batch.position_ids])), device)
         with attending_to_trees(backbone):
             output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
@@ -95,15 +101,17 @@ class DecoderBackbone:
                 tokens, reads = with_padding(tokens), with_padding(reads)
             input_ids, positions = to_device(tokens, device)
             x = backbone.embed_tokens(input_ids)
+            options = {"paths": self.paths, "same_as_training": self.same_as_training}
             hidden = llama_forward(
                 backbone,
                 x,
                 rotary_positions(backbone, x, positions),
-                TreeAttention(batch, device, prefix=known) if nodes is None else nodes,
+                TreeAttention(batch, device, prefix=known, **options) if nodes is None else nodes,
                 reads=to_device(reads, device),
                 checkpointing=self.checkpointing and torch.is_grad_enabled(),
                 # For each number of tokens oneDNN compiles kernels, which takes as long as a small product.
                 onednn=nodes is not None and x.shape[1] >= 512 and not torch.is_autocast_enabled(device.type),
+                kernels=self.kernels,
             )
         return hidden[: batch.num_reads]
 

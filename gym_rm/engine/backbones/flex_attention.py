@@ -23,6 +23,7 @@ from gym_rm.engine.pages import Pages
 from gym_rm.engine.token_tree import TokenTree
 
 FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
+PAGE_WITHOUT_GRADIENTS = 64  # the same without gradients, for which torch's backward has no smaller blocks
 COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
 RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
 SHORTEST = 512  # length of the shortest buffer of queries
@@ -30,6 +31,7 @@ NO_WINDOW = 2**31 - 1  # a window that hides nothing
 # Blocks of the forward in float32. Those of torch need more registers than a thread has at head sizes of 64, 80 and
 # 256, and more shared memory than an H100 has at 192; these fit from 64 to 256, also on GPUs with 99 KB.
 FLOAT32_BLOCKS = {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 16, "fwd_num_warps": 4, "fwd_num_stages": 3}
+SMALL_BLOCKS = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 2}
 
 
 def attend_with_flex(
@@ -55,13 +57,14 @@ def attend_with_flex(
     at = slice(len(query)) if rows is None else rows
     queries[at] = query
     keys, values = (_in_slots(states, slots, num_slots, zeros) for states in (key, value))
+    small = SMALL_BLOCKS if block_mask.BLOCK_SIZE[0] < FLEX_BLOCK_SIZE else None
     output = attention(
         *(states.transpose(0, 1).unsqueeze(0) for states in (queries, keys, values)),
         score_mod=None if call.softcap is None else _softcap(call.softcap),
         block_mask=block_mask,
         scale=call.scale,
         enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options=FLOAT32_BLOCKS if query.is_cuda and query.dtype is torch.float32 else None,
+        kernel_options=FLOAT32_BLOCKS if query.is_cuda and query.dtype is torch.float32 else small,
         return_aux=None if call.sinks is None else AuxRequest(lse=True),
     )
     if call.sinks is not None:
@@ -107,25 +110,25 @@ def block_mask_of(
     """
     length, num_slots = buffer_lengths(num_rows, pages.tokens.size)
     ends = tree.subtree_end[pages.tokens[:, -1]]
-    start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
-    needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
+    start = np.arange(0, length, pages.size)[:, None]
+    needed = (pages.first < start + pages.size) & (ends > start)
     if sliding_window is not None:
         # The smallest distance between a query of the block and the last position of the page.
-        last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
+        last = (pages.numbers + 1) * pages.size - 1
         first_position = np.minimum.reduceat(tree.depths, start[start < len(tree)])
         needed[: len(first_position)] &= first_position[:, None] - last < sliding_window
     count = needed.sum(axis=1, dtype=np.int32)
     block, page = np.nonzero(needed)
-    order = np.zeros((len(start), num_slots // FLEX_BLOCK_SIZE), dtype=np.int32)
+    order = np.zeros((len(start), num_slots // pages.size), dtype=np.int32)
     order[block, np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)] = page
 
     # For each slot: the queries that attend to it, from its token or the first of its page to the end of the page's
     # subtree, and its position. A slot without a token, or with one that an earlier slot has, serves none.
     repeated = np.diff(pages.tokens, axis=1, prepend=-1) == 0
     firsts = np.where(repeated, length, np.maximum(pages.tokens, pages.first[:, None]))
-    positions = pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)
+    positions = pages.numbers[:, None] * pages.size + np.arange(pages.size)
     of_slots = np.full((3, num_slots), length, dtype=np.int32)
-    of_slots[:, : firsts.size] = [each.reshape(-1) for each in (firsts, np.repeat(ends, FLEX_BLOCK_SIZE), positions)]
+    of_slots[:, : firsts.size] = [each.reshape(-1) for each in (firsts, np.repeat(ends, pages.size), positions)]
     first_of, end_of, position_of_key = to_device(of_slots, device)
     position = np.zeros(length, dtype=np.int32)
     position[: len(tree)] = tree.depths
@@ -142,7 +145,7 @@ def block_mask_of(
     return BlockMask.from_kv_blocks(
         counts,
         orders,
-        BLOCK_SIZE=FLEX_BLOCK_SIZE,
+        BLOCK_SIZE=pages.size,
         mask_mod=attends,
         seq_lengths=(length, num_slots),
         compute_q_blocks=torch.is_grad_enabled(),  # for the backward

@@ -3,9 +3,10 @@
     x += o(attention(q(norm(x)), k(norm(x)), v(norm(x)))) and then x += down(silu(gate(norm(x))) * up(norm(x)))
 
 It runs the weights of the Hugging Face layers in fewer passes over memory than their own forward: residuals are added
-by the matrix products, norms, rotary positions and activations are one operation each, and the last layer runs only at
-the positions that are read. With gradients, the same operations have backwards written by hand, so values have the
-same bits with and without them. The layers' own forward is the reference: trials at load compare the two.
+by the matrix products, norms, rotary positions and activations are one operation each (with kernels on CUDA, so are the
+norm of heads and their rotation), and the last layer runs only at the positions that are read. With gradients, the same
+operations have backwards written by hand, so values have the same bits with and without them. The layers' own forward
+is the reference: trials at load compare the two.
 
 Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos and sin `[T, D]`.
 """
@@ -103,6 +104,7 @@ def llama_forward(
     reads: Tensor | None = None,
     checkpointing: bool = False,
     onednn: bool = False,
+    kernels: bool = False,
 ) -> Tensor:
     """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
 
@@ -114,15 +116,16 @@ def llama_forward(
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
         onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
+        kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
     context = current_context()
     if context is None:
         call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, kernels)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
     try:
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, kernels)
     finally:
         torch._C._push_on_torch_function_stack(context)
 
@@ -147,49 +150,65 @@ def _forward(
     call: Call,
     reads: Tensor | None,
     checkpointing: bool,
+    kernels: bool,
 ) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
             if checkpointing:
-                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, use_reentrant=False)
+                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, kernels, use_reentrant=False)
             else:
-                x = _layer(layer, number, x, rotary, attention, call, at)
+                x = _layer(layer, number, x, rotary, attention, call, at, kernels)
     return rms_norm(backbone.norm, x)
 
 
 def _layer(
-    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
+    layer: Any,
+    number: int,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    call: Call,
+    reads: Tensor | None,
+    kernels: bool,
 ) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
-    x = _add_attention(layer, number, x, rotary, attention, call, reads)
+    x = _add_attention(layer, number, x, rotary, attention, call, reads, kernels)
     if len(x) <= MLP_ROWS or x.device.type != "cpu" or torch.is_grad_enabled():
-        return _add_mlp(layer, x, call)
+        return _add_mlp(layer, x, call, kernels)
     for part in torch.split(x, MLP_ROWS):
-        part.copy_(_add_mlp(layer, part, call))
+        part.copy_(_add_mlp(layer, part, call, kernels))
     return x
 
 
-def _add_mlp(layer: Any, x: Tensor, call: Call) -> Tensor:
+def _add_mlp(layer: Any, x: Tensor, call: Call, kernels: bool) -> Tensor:
     mlp = layer.mlp
     inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
     gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
-    return _add_product(x, silu_times(gate, up, call), mlp.down_proj, call)
+    product = _elementwise().silu_mul(gate, up) if kernels else silu_times(gate, up, call)
+    return _add_product(x, product, mlp.down_proj, call)
 
 
 def _add_attention(
-    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
+    layer: Any,
+    number: int,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    call: Call,
+    reads: Tensor | None,
+    kernels: bool,
 ) -> Tensor:
     module = layer.self_attn
     normed = rms_norm(layer.input_layernorm, x)
     inputs = _input(module.k_proj, normed)
-    key = rotate(_heads(module, "k", inputs, x.dtype, call), *rotary)
+    key = _rotated_heads(module, "k", _heads(module, "k", inputs, x.dtype, call), rotary, kernels)
     value = _heads(module, "v", inputs, x.dtype, call)
     if reads is not None:
         x, rotary = x[reads], (rotary[0][reads], rotary[1][reads])
         inputs = _input(module.q_proj, normed[reads])
-    query = rotate(_heads(module, "q", inputs, x.dtype, call), *rotary)
+    query = _rotated_heads(module, "q", _heads(module, "q", inputs, x.dtype, call), rotary, kernels)
     del normed, inputs  # attention needs the memory
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
@@ -198,11 +217,24 @@ def _add_attention(
 
 
 def _heads(module: Any, name: str, inputs: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
-    """Return queries, keys or values `[T, heads, D]`, normed if the layer does so."""
+    """Return queries, keys or values `[T, heads, D]`."""
     states = _product(getattr(module, f"{name}_proj"), inputs, dtype, call)
-    states = states.view(states.shape[0], -1, module.head_dim)
+    return states.view(states.shape[0], -1, module.head_dim)
+
+
+def _rotated_heads(module: Any, name: str, states: Tensor, rotary: Rotary, kernels: bool) -> Tensor:
+    """Return queries or keys, normed if the layer does so, and rotated."""
     norm = module._modules.get(f"{name}_norm")
-    return states if norm is None else rms_norm(norm, states)
+    if kernels:
+        rotated: Tensor = _elementwise().norm_rotate(states, norm, *rotary)
+        return rotated
+    return rotate(states if norm is None else rms_norm(norm, states), *rotary)
+
+
+def _elementwise() -> Any:
+    from gym_rm.engine.kernels import elementwise  # needs Triton
+
+    return elementwise
 
 
 def _input(module: Any, x: Tensor) -> Tensor | Scaled:
@@ -232,7 +264,7 @@ def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
 
 def rms_norm(module: Any, x: Tensor) -> Tensor:
     """Return the `RMSNorm` of x with the weight of a module."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or x.is_cuda:  # where its backward is one kernel
         return _normed(x, module.weight, module.variance_epsilon)
     normed: Tensor = RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
     return normed

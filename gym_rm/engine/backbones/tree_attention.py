@@ -7,12 +7,14 @@ padding after the tokens of the tree.
 What a query attends to is divided by its position into parts, whole pages of its path, see `pages`. Each part has a
 shape that depends on the position alone, so that the result has the same bits in every tree. A CPU runs one product for
 all queries that share a part, as for the replies to one prompt (Hydragen, arXiv 2402.05099), and adds up the parts with
-their shares of the softmax. CUDA runs `flex_attention` with a mask whose blocks are pages, see `flex_attention`.
+their shares of the softmax. On CUDA, a kernel reads the keys of each path where they are (`kernels.path_attention`), or
+`flex_attention` runs with a mask whose blocks are pages, where the trial at load has not proven the kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +30,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_rows, with_padding
 from gym_rm.engine.backbones.devices import to_device
-from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of
+from gym_rm.engine.backbones.flex_attention import (
+    FLEX_BLOCK_SIZE,
+    PAGE_WITHOUT_GRADIENTS,
+    attend_with_flex,
+    block_mask_of,
+)
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
-from gym_rm.engine.pages import BLOCK, Tiles, make_pages, make_tiles
+from gym_rm.engine.pages import BLOCK, Pages, Tiles, make_pages, make_tiles
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
@@ -94,10 +101,10 @@ class TreeAttention:
         use_flex: overrides the choice by device. Outside CUDA, `flex_attention` runs uncompiled: slow, but correct.
         nodes: attention by nodes, which replaces that by pages in layers of transformers where it can; for gradients
             without `flex_attention`.
+        paths: whether `PathAttention` replaces that by pages where it can.
+        same_as_training: whether pages have the size for gradients also without them.
 
     Attributes:
-        pages: pages of the tree.
-        slots: int64 `[P * size]`, tree index of the token in each place of the pages, for `flex_attention`.
         num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
@@ -109,14 +116,18 @@ class TreeAttention:
         prefix: KnownPrefixes | None = None,
         use_flex: bool | None = None,
         nodes: NodeAttention | None = None,
+        paths: bool = False,
+        same_as_training: bool = False,
     ) -> None:
         self.tree = tree
         self.nodes = nodes
         self.prefix = prefix
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
-        self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
-        self.slots = to_device(self.pages.tokens.reshape(-1), device) if self.use_flex else torch.empty(0)
+        training = same_as_training or torch.is_grad_enabled()
+        flex = FLEX_BLOCK_SIZE if training else PAGE_WITHOUT_GRADIENTS
+        self._page_size = flex if self.use_flex else PAGE_SIZE
+        self._paths: Any = _path_attention().PathAttention(tree, device) if paths else None
         self.num_rows = current_rows().padded(len(tree))
         self.num_calls = 0
         self._parts: dict[tuple[int | None, bool, tuple[int, int, int]], list[KeyPart]] = {}
@@ -126,10 +137,13 @@ class TreeAttention:
         """Return the attention output `[Q, H, D]` of all tokens that are computed, or of those that are read."""
         if self.prefix is not None:
             key, value = self.prefix.complete(call.layer, key, value)
+        rows = self._rows(call)
+        if self._paths is not None and self._paths.covers(call, query, key, value):
+            attention: Tensor = self._paths(call, query, key, value, rows)
+            return attention
         if self.use_flex:
-            computed = None if self.prefix is None else self.prefix.computed
-            rows = self.tree.read_indices if call.only_reads else computed
-            at = None if rows is None else to_device(with_padding(rows, len(query)), self.device)
+            every = self.prefix is None and not call.only_reads
+            at = None if every else to_device(with_padding(rows, len(query)), self.device)
             return attend_with_flex(call, query, key, value, self.slots, self.block_mask(call.window), at)
         heads, size = query.shape[1], value.shape[2]
         attended: list[Tensor] = []
@@ -152,6 +166,21 @@ class TreeAttention:
                 result = result.addcmul_(other, weights[..., number, None])
         return result
 
+    @functools.cached_property
+    def pages(self) -> Pages:
+        """Pages of the tree."""
+        return make_pages(self.tree, self._page_size)
+
+    @functools.cached_property
+    def slots(self) -> Tensor:
+        """Tree index of the token in each place of the pages, int64 `[P * size]`, for `flex_attention`."""
+        return to_device(self.pages.tokens.reshape(-1), self.device)
+
+    def _rows(self, call: LayerCall) -> IntArray:
+        """Return the tree indices of the queries."""
+        computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
+        return self.tree.read_indices if call.only_reads else computed
+
     def parts(self, call: LayerCall, shape: tuple[int, int, int]) -> list[KeyPart]:
         """Return the parts of the keys of a call's queries.
 
@@ -161,8 +190,7 @@ class TreeAttention:
         kind = (window, call.only_reads, shape)
         if kind in self._parts:
             return self._parts[kind]
-        computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
-        queries = self.tree.read_indices if call.only_reads else computed
+        queries = self._rows(call)
         own, *shared = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
         found = self._parts[kind] = []
         for tiles in filter(None, (own, *shared)):
@@ -228,6 +256,12 @@ class TreeAttention:
             mask = block_mask_of(self.tree, self.pages, self.device, sliding_window, self.num_rows)
             self._block_masks[sliding_window] = mask
         return self._block_masks[sliding_window]
+
+
+def _path_attention() -> Any:
+    from gym_rm.engine.kernels import path_attention  # needs Triton
+
+    return path_attention
 
 
 def _attend_tiles(

@@ -67,6 +67,7 @@ class ModelInfo:
     Attributes:
         layout: layout that batches must have.
         fused: whether the fused forward runs.
+        kernels: whether the kernels of `gym_rm.engine.kernels` run.
         tried_length: number of tokens of the longest text that was compared with the plain forward at load.
         num_values: K, numbers per position that is read.
         dtype: precision of the backbone, such as `"bfloat16"`.
@@ -89,6 +90,7 @@ class ModelInfo:
 
     layout: Layout
     fused: bool
+    kernels: bool
     num_values: int
     dtype: str
     device: str

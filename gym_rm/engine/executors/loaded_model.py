@@ -24,6 +24,7 @@ from gym_rm.engine.backbones.sharded import difference_to_whole, ranks_of
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
 from gym_rm.engine.executors.model_info import dtype_of, model_info
+from gym_rm.engine.kernels import has_kernels
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import Candidate, Forward, tolerance_of, trial_sequences
@@ -121,6 +122,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
         dtype=info.dtype,
         can_take_trees=bool(reward_model.decoders) and spec.tree,
         can_fuse=bool(reward_model.decoders) and all(decoder.fuse for decoder in reward_model.decoders),
+        has_kernels=has_kernels(device_of(model)),
         num_values=info.num_values,
         max_width=info.max_width,
         modules=reward_model.models,
@@ -161,6 +163,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
         layout=forward.layout,
         tried_length=candidate.length,
         fused=forward.fuse,
+        kernels=forward.kernels,
         quantization=quantization_of(model),
         batch_invariance=forward.batch_invariance,
         rows=str(forward.rows) if forward.invariant else None,
@@ -188,7 +191,7 @@ class _Trial:
         elif self.rows is None or self.rows.rows != forward.rows:
             self.rows = BatchInvariant(forward.rows)
         for decoder in self._reward_model.decoders:
-            decoder.fuse = forward.fuse
+            decoder.use(fuse=forward.fuse, kernels=forward.kernels)
 
     def ladder(self) -> Iterable[GemmRows]:
         """Return the rows to try; all ranks must try the same."""

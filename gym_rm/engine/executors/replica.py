@@ -142,7 +142,8 @@ def request_bytes(method: str, *arguments: Any) -> bytes:
 
 def differences(first: ModelInfo, others: Sequence[ModelInfo]) -> str:
     """Return how infos differ in what callers rely on, as text; empty if they do not."""
-    names = ("layout", "fused", "num_values", "dtype", "quantization", "batch_invariance", "rows", "sampled_revision")
+    names = ("layout", "fused", "kernels", "num_values", "dtype", "quantization", "batch_invariance", "rows",
+             "sampled_revision")  # fmt: skip
     return "; ".join(
         f"{name} is {getattr(first, name)!r} and {getattr(other, name)!r}"
         for name in names

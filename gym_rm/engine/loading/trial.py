@@ -27,7 +27,7 @@ from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, SUPPORTED_LAYER_TY
 from gym_rm.engine.batch_planning import plan_layout, plan_trees
 from gym_rm.engine.debugging import Switches
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree
-from gym_rm.errors import ConfigError, brief
+from gym_rm.errors import ConfigError, brief, logger
 
 Values: TypeAlias = NDArray[np.float32]
 Expected: TypeAlias = tuple[Values, float]  # of the plain forward, and their largest difference by rounding
@@ -41,6 +41,7 @@ ALONE = 2  # sequences at the end of the trial's that also run alone
 LOW_CAP = 1e-3  # soft cap of attention scores in the trial
 LEAST_TOKENS = 256  # of the largest batch
 EVERYTHING = 10**6  # a token budget larger than the whole trial
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
 
@@ -51,6 +52,7 @@ class Forward:
     Attributes:
         layout: layout of the batches.
         fuse: whether the fused forward replaces the model's own.
+        kernels: whether the package's kernels run, see `DecoderBackbone.use`.
         invariant: whether the model runs in `BatchInvariant`; False for the plain forward, to compare with.
         rows: numbers of rows of each matrix product, see `BatchInvariant`.
         batch_invariance: result of `check_invariance`: `"bit-equal"`, or for example `"within 1.2e-07"`, the largest
@@ -59,13 +61,14 @@ class Forward:
 
     layout: Layout
     fuse: bool
+    kernels: bool = False
     invariant: bool = True
     rows: GemmRows = field(default_factory=GemmRows)
     batch_invariance: str | None = None
 
     def __str__(self) -> str:
-        names = [self.layout, *(["fused"] if self.fuse else []), *([str(self.rows)] if self.invariant else ["plain"])]
-        return ", ".join(names)
+        options = {"fused": self.fuse, "kernels": self.kernels, str(self.rows): self.invariant}
+        return ", ".join([self.layout, *(name for name, used in options.items() if used)])
 
 
 PLAIN = Forward("one_by_one", fuse=False, invariant=False)  # the model's own forward, to compare with
@@ -84,6 +87,7 @@ class Candidate:
         dtype: precision of the model, such as `"float32"`.
         can_take_trees: whether the model is a decoder and trees are allowed.
         can_fuse: whether the fused forward supports the model.
+        has_kernels: whether the package's kernels can run on the model's device.
         num_values: number of a row's last values that a head computes.
         max_width: maximum width of padded batches; None for no limit.
         modules: the model's modules, whose windows and soft caps the trial changes for a while.
@@ -96,6 +100,7 @@ class Candidate:
     dtype: str
     can_take_trees: bool
     can_fuse: bool
+    has_kernels: bool = False
     num_values: int = 0
     max_width: int | None = None
     modules: tuple[nn.Module, ...] = ()
@@ -153,8 +158,9 @@ def agreeing_forwards(
     known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
     tree = switches.layout in (None, "tree") and candidate.can_take_trees and known_layers
     if tree and getattr(config, "attention_chunk_size", None) is None:
-        for fuse in (True, False) if candidate.can_fuse else (False,):
-            forward = check(Forward("tree", fuse=fuse), ladder=copy.copy(rungs), expected=expected)
+        choices = ((True, False) if can else (False,) for can in (candidate.can_fuse, candidate.has_kernels))
+        for fuse, kernels in itertools.product(*choices):
+            forward = check(Forward("tree", fuse=fuse, kernels=kernels), ladder=copy.copy(rungs), expected=expected)
             if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
                 with _short_windows_and_low_caps(candidate) as changed:
                     same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
@@ -206,8 +212,13 @@ def check_invariance(
         plans = _plan(candidate, tried, sequences[-ALONE:], alone=True), _plan(candidate, tried, [*others, *sequences])
         try:
             alone, every = (run(plan, tried)[plan.value_index] for plan in plans)
-        except FAILURES as error:
+        except Exception as error:
+            if not (did_not_compile(error) or isinstance(error, FAILURES)):
+                raise
             candidate.note(tried, f"fails: {brief(error)}")
+            if did_not_compile(error):
+                warning = "%s: this does not compile here, so a slower forward runs: %s: %s"
+                logger.warning(warning, candidate.name, tried, brief(error))
             continue
         difference = _difference_to_plain(candidate, every[len(others) :], expected[0])
         between = difference_of(alone, every[-reads:])
@@ -221,6 +232,11 @@ def check_invariance(
         if agrees and equal:
             return found[-1]
     return found[0] if found else PLAIN
+
+
+def did_not_compile(error: BaseException) -> bool:
+    """Return whether an error is of a compiler, so that it says nothing about the model."""
+    return any(kind.__module__.startswith(COMPILERS) for kind in type(error).__mro__)
 
 
 def _expected(candidate: Candidate, run: Run) -> Expected:

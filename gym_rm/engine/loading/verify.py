@@ -90,7 +90,8 @@ def _unchecked(candidate: Candidate, switches: Switches, rows: GemmRows) -> Forw
     """Return the forward that would be tried first, without comparing it."""
     layout: Any = switches.layout or ("tree" if candidate.can_take_trees else "padded")
     candidate.note("GYM_RM_DEBUG", "nothing was compared with the plain forward")
-    return Forward(layout, fuse=layout == "tree" and candidate.can_fuse, rows=rows)
+    tree = layout == "tree"
+    return Forward(layout, fuse=tree and candidate.can_fuse, kernels=tree and candidate.has_kernels, rows=rows)
 
 
 @contextlib.contextmanager
