@@ -57,8 +57,8 @@ class Paths:
     def _runs(self, tokens: IntArray, most: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return chain, first index and index after the last of runs of up to `most` tokens of one chain."""
         chains = np.searchsorted(self.chains, tokens, side="right") - 1
-        starts = np.flatnonzero(np.diff(chains, prepend=-1))
-        stops = np.append(starts[1:], len(tokens))
+        edges = np.flatnonzero(np.diff(chains, prepend=-1, append=-1))
+        starts, stops = edges[:-1], edges[1:]
         counts = -(-(stops - starts) // most)
         first = np.repeat(starts, counts) + most * (
             np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
