@@ -140,6 +140,11 @@ def compiling_for_h100():
         yield kernels
 
 
+def kernel_of(kernel, *arguments, **settings) -> Kernel:
+    """Compile a kernel of Triton for tensors of these types, and numbers."""
+    return _kernel(kernel.warmup(*arguments, grid=(1,), **settings))
+
+
 def _forget_answers(module):
     """Clear the caches of a module's functions, such as whether there is a working Triton."""
     for function in vars(module).values():

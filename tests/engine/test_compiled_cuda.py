@@ -11,7 +11,7 @@ from gym_rm.engine.backbones.low_precision import Float8Linear, _compiled
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from tests.engine.backbones import trees
 from tests.engine.backbones.trees import sequence, tree_of
-from tests.engine.cuda_compiler import H100, compiling_for_h100
+from tests.engine.cuda_compiler import H100, compiling_for_h100, kernel_of
 from tests.engine.fake_cuda import DEVICE
 
 pytestmark = pytest.mark.skipif(
@@ -71,6 +71,51 @@ def test_trees_of_one_doubling_share_a_kernel_also_without_padding(kernels):
         for tokens in (520, 900, 1024):
             attend(tree(tokens), 64, torch.bfloat16)
     assert len(kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [16, 64, 80, 128, 192, 256])
+def test_attention_along_paths_fits_forward_and_backward(kernels, size, dtype):
+    from gym_rm.engine.kernels import path_attention
+
+    query, key = (torch.empty(100, heads, size, dtype=dtype, device="meta") for heads in (8, 2))
+    number = torch.int32, torch.float32
+    states, logs, of_keys = [dtype] * 3, [torch.float32, dtype, torch.float32], [*[number[0]] * 5]
+    for sinks, cap in ((None, 0.0), (dtype, 30.0)):
+        settings = path_attention._settings(query, key, key, 0.1, cap, 4096)
+        tables = [torch.int32] * 3
+        kernels.append(kernel_of(path_attention._forward, *states, dtype, torch.float32, sinks, *tables, **settings))
+        given = [*states, dtype, *logs, dtype, *tables]
+        kernels.append(kernel_of(path_attention._backward_queries, *given, **settings))
+        settings = path_attention._settings(query, key, key, 0.1, cap, 4096, of_keys=True)
+        kernels.append(kernel_of(path_attention._backward_keys, *states, *logs, dtype, dtype, *of_keys, **settings))
+    require_shared_memory(kernels)
+    most = 16 if dtype == torch.float32 and size > 128 else 0  # four numbers of a thread, in the backward
+    assert max(kernel.spilled for kernel in kernels) <= most
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("heads", "size"), [(8, 128), (32, 128), (71, 64), (16, 256)])
+def test_norm_and_rotation_fit(kernels, heads, size, normed):
+    from gym_rm.engine.kernels import elementwise
+
+    weight = torch.bfloat16 if normed else None
+    states, rotary = torch.bfloat16, [torch.bfloat16] * 2
+    _, sizes = elementwise._grid(torch.empty(100, heads, size, device="meta"), 1)
+    given = states, weight, *rotary, states, 1e-6, size
+    kernels.append(kernel_of(elementwise._norm_rotate, *given, **sizes))
+    given = states, states, weight, *rotary, states, torch.float32 if normed else None, 1e-6, size, 100
+    kernels.append(kernel_of(elementwise._norm_rotate_backward, *given, tokens=elementwise.TOKENS, **sizes))
+    require_that_they_fit(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_activations_fit(kernels, dtype):
+    from gym_rm.engine.kernels import elementwise
+
+    for kernel, count in ((elementwise._silu_mul, 3), (elementwise._silu_mul_backward, 5)):
+        kernels.append(kernel_of(kernel, *[dtype] * count, 1000, block=elementwise.BLOCK))
+    require_that_they_fit(kernels)
 
 
 @pytest.mark.parametrize("inputs", [1024, 4096, 12_288])

@@ -302,13 +302,12 @@ def _with_whole_rows(states: Tensor) -> Tensor:
 
 def _blocks(value: Tensor, *, of_keys: bool = False) -> dict[str, int]:
     """Return rows and keys of a block, and warps and stages of a program, which fit into an H100 up to `LARGEST`."""
-    exact, large = value.dtype is torch.float32, value.shape[2] > 128
-    if of_keys:
-        rows = (16 if large else 32) if exact else (32 if large else 64)
-        warps, stages = (8, 1) if exact else (8 if large else 4, 2)
-        return {"m": rows, "n": 16 if exact else 32, "num_warps": warps, "num_stages": stages}
-    keys = 16 if exact else (32 if large else 64)
-    return {"m": 32 if exact else 64, "n": keys, "num_warps": 8 if large else 4, "num_stages": 2}
+    exact, size = value.dtype is torch.float32, value.shape[2]
+    rows, keys = (32, 16) if exact else (64, 32 if of_keys or size > 128 else 64)
+    if size > 128 and (exact or of_keys):
+        rows //= 2
+    warps = 8 if size > 128 or (size > 64 and (exact or of_keys)) else 4
+    return {"m": rows, "n": keys, "num_warps": warps, "num_stages": 1 if exact and of_keys else 2}
 
 
 def _settings(

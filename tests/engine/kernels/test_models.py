@@ -1,0 +1,147 @@
+"""Models with the kernels: the trial at load uses them where they are right, and only there."""
+
+import contextlib
+import dataclasses
+import logging
+from unittest import mock
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from gym_rm.engine.backbones.decoder import DecoderBackbone
+from gym_rm.engine.backbones.invariant_products import GemmRows
+from gym_rm.engine.backbones.llama import forward_fingerprint
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.executors import loaded_model
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import ModuleHead
+from gym_rm.engine.loading.trial import trial_sequences
+from gym_rm.engine.paths import Paths
+from gym_rm.policy.trained_policy import TrainedPolicy, open_policy
+from gym_rm.training import layouts
+from tests.engine.kernels.triton_device import DEVICE, needs_triton
+
+pytestmark = needs_triton
+if needs_triton.args[0] is False:
+    from gym_rm.engine.kernels import elementwise, path_attention
+
+ARCHITECTURES = ("qwen3", "mistral", "gemma2", "gpt_oss")
+
+
+@pytest.fixture(autouse=True)
+def kernels_everywhere(monkeypatch):
+    for module in (loaded_model, layouts):
+        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+    monkeypatch.setattr(loaded_model._Trial, "ladder", lambda self: [GemmRows()])
+
+
+def load(architecture="qwen3", dtype=torch.float32, **options):
+    model = tiny_models.reward_model(architecture).to(DEVICE, dtype)
+    executor = LocalExecutor()
+    return executor, executor.load(LoadSpec(model, ModuleHead("score"), **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_runs_with_the_kernels(architecture, dtype):
+    executor, info = load(architecture, dtype)
+    assert (info.layout, info.kernels, info.batch_invariance) == ("tree", True, "bit-equal")
+    assert info.fused == (forward_fingerprint(executor.models[0].base_model) is not None)
+
+
+def other_tiles(change):
+    plain = Paths.query_tiles
+    return mock.patch.object(Paths, "query_tiles", lambda self, *given: change(self, plain(self, *given)))
+
+
+def of_the_first_path(paths, tiles):
+    tiles[:, 0] = 0
+    return tiles
+
+
+def call_with(**changes):
+    plain = path_attention._numbers
+    return mock.patch.object(path_attention, "_numbers", lambda call: plain(dataclasses.replace(call, **changes)))
+
+
+def without(name, plain_of):
+    return mock.patch.object(elementwise, name, plain_of(getattr(elementwise, name)))
+
+
+MUTATIONS = {
+    "the path of another chain": ("qwen3", lambda: other_tiles(of_the_first_path)),
+    "no window": ("mistral", lambda: call_with(window=None)),
+    "a window of one token more": ("gpt_oss", lambda: call_with(window=38)),
+    "no soft cap": ("gemma2", lambda: call_with(softcap=None)),
+    "another scale": ("qwen3", lambda: call_with(scale=0.3)),
+    "no norm of heads": ("qwen3", lambda: without("norm_rotate", lambda plain: lambda x, norm, *r: plain(x, None, *r))),
+    "no rotation": ("qwen3", lambda: without("norm_rotate", lambda plain: lambda x, norm, *rotary: x)),
+    "silu of the other": ("qwen3", lambda: without("silu_mul", lambda plain: lambda gate, up: plain(up, gate))),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_wrong_kernels_are_refused(name):
+    architecture, mutation = MUTATIONS[name]
+    with mutation():
+        _, info = load(architecture)
+    assert not info.kernels
+    assert info.layout == "tree", "torch computes the same tree"
+
+
+def test_a_kernel_that_does_not_compile_is_a_warning_by_name(logged):
+    class CompilationError(Exception):
+        pass
+
+    CompilationError.__module__ = "triton.compiler.errors"
+    with mock.patch.object(path_attention, "attend", side_effect=CompilationError("no such instruction")):
+        _, info = load()
+    assert (info.layout, info.kernels, info.fused) == ("tree", False, True)
+    (warning,) = (each.getMessage() for each in logged.records if each.levelno == logging.WARNING)
+    assert "does not compile" in warning
+    assert "kernels" in warning
+    assert "no such instruction" in warning
+
+
+def test_the_prefix_cache_keeps_the_bits():
+    executor, info = load(prefix_cache_tokens=2000)
+    assert (info.kernels, info.batch_invariance) == (True, "bit-equal")
+    plan = plan_trees(trial_sequences(executor.models[0].config), max_num_batched_tokens=10**6)
+    first, second = (executor.run(plan.batches)[0] for _ in range(2))
+    assert second.reused_tokens > 0
+    assert np.array_equal(first.values, second.values)
+
+
+@contextlib.contextmanager
+def policy_with_kernels():
+    policy = TrainedPolicy(open_policy(None))
+    layout = layouts.choose_layout(policy, policy.start.model, tree=True, fuse=True)
+    assert (layout.layout, layout.fuse, layout.kernels) == ("tree", True, True)
+    yield policy
+
+
+def test_training_runs_with_the_kernels_and_scores_are_those_of_training():
+    with policy_with_kernels() as policy:
+        plan = plan_trees(trial_sequences(policy.start.model.config), max_num_batched_tokens=10**6)
+        with_gradients = policy.trial_values(plan.batches[0])
+        with torch.no_grad():
+            served = policy.trial_values(plan.batches[0])
+    assert with_gradients.requires_grad
+    assert torch.equal(with_gradients, served)
+
+
+def test_gradients_of_checkpointed_layers_are_the_same():
+    model = tiny_models.reward_model("qwen3").to(DEVICE)
+    batch = plan_trees(trial_sequences(model.config), max_num_batched_tokens=10**6).batches[0]
+    gradients = []
+    for checkpointing in (False, True):
+        decoder = DecoderBackbone(model)
+        decoder.use(fuse=True, kernels=True)
+        decoder.checkpointing = checkpointing
+        loss = decoder.hidden_states(batch).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(model.base_model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
