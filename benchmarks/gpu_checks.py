@@ -40,7 +40,6 @@ from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transformers", "triton", "numpy", "accelerate", "gymnasium", "pydantic", "pytest", "trl", "vllm")
@@ -122,25 +121,17 @@ def attention_errors(day: Day, head_size: int, dtype: str, *, paths: bool) -> di
     expected = dense_attention(*exact, tree, None)
     gradients = torch.autograd.grad((expected * weights).sum(), exact)
     inputs = [each.to(day.device) for each in given]
+    options: dict[str, Any] = {"paths": True} if paths else {}
     with torch.inference_mode():
-        output = attend(_attention(tree, day.device, paths, use_flex=True), *inputs)
+        output = attend(TreeAttention(tree, day.device, use_flex=True, **options), *inputs)
     inputs = [each.requires_grad_() for each in inputs]
-    # On a CPU, flex_attention has no backward.
-    learned = attend(_attention(tree, day.device, paths, use_flex=day.device.type == "cuda"), *inputs)
+    learned = attend(TreeAttention(tree, day.device, **options), *inputs)  # on a CPU, flex_attention has no backward
     got = torch.autograd.grad((learned * weights.to(day.device)).sum(), inputs)
     errors = {"output": _error(output, expected), "output with gradients": _error(learned, expected)}
     errors |= {f"gradient of {name}": _error(*each) for name, *each in zip("qkv", got, gradients, strict=True)}
     if not max(errors.values()) <= BOUNDS[dtype]:
         raise ArithmeticError(f"differences from float64 above {BOUNDS[dtype]}: {errors}")
     return {"tokens": len(tree), "relative_errors": errors}
-
-
-def _attention(tree: TokenTree, device: torch.device, paths: bool, *, use_flex: bool) -> Callable[..., Tensor]:
-    if not paths:
-        return TreeAttention(tree, device, use_flex=use_flex)
-    from gym_rm.engine.kernels.path_attention import PathAttention
-
-    return functools.partial(PathAttention(tree, device), rows=np.arange(len(tree)))
 
 
 def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
@@ -241,6 +232,7 @@ def bits_of_product(day: Day, shape: tuple[int, int], form: str) -> dict[str, An
     placed = [count for count, (same, _) in digests.items() if not same]
     return {
         "row_counts": len(digests),
+        "most_flop": 2 * len(many) * linear.weight.numel(),
         "place_matters_at": {"number": len(placed), "first": placed[:10]},
         "other_bits_at": {"number": len(others), "first": others[:10]},
         "kept_by": [str(rows) for rows in ladder if keeps(rows, digests)],

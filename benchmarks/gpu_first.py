@@ -38,7 +38,9 @@ import torch
 import workloads
 from gpu_sizes import GROUP, NO_TRITON, Day, Subject, require_as_promised
 
-from gym_rm.engine.backbones import flex_attention
+from gym_rm.engine.backbones import tree_attention
+from gym_rm.engine.batch_planning import plan_trees
+from gym_rm.engine.token_tree import TokenSequence
 
 # --- 1: ceilings, attention, load -------------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ def summary(found: Mapping[str, Any]) -> str:
 
 
 def bits(day: Day, **_: Any) -> None:
+    lines = []
     for size in day.sizes.ends:
         for split_k in (False, True):
             shown = {"size": size, "form": day.sizes.dtype, "split_k": split_k}
@@ -141,7 +144,18 @@ def bits(day: Day, **_: Any) -> None:
                 day.skip("products", "split-K is a setting of a GPU, which is not here", **shown)
                 continue
             work = functools.partial(gpu_checks.product_bits, day, size, day.sizes.dtype, split_k=split_k)
-            day.row("products", work, expected=30, **shown)
+            found = day.row("products", work, expected=30, **shown)
+            if found is not None:
+                lines.append(f"{size}, {'with' if split_k else 'without'} split-K: {costs(found)}")
+    print(*lines, sep="\n", flush=True)
+
+
+def costs(found: Mapping[str, Any]) -> str:
+    """Return in words how long the products of a batch take in ms, by rung, and whether all of them keep their bits."""
+    rungs = next(iter(found.values()))["flops"]
+    ms = {rung: sum(1e3 * each["most_flop"] / each["flops"][rung] for each in found.values()) for rung in rungs}
+    kept = {rung: all(rung in each["kept_by"] for each in found.values()) for rung in rungs}
+    return ", ".join(f"{rung} {value:.2f}" + " keeps" * kept[rung] for rung, value in ms.items())
 
 
 # --- 4: variants ------------------------------------------------------------------------------------------------------
@@ -201,13 +215,23 @@ def run_variant(day: Day, subject: Subject, variant: Variant, exact: list[Any]) 
     page: Any = contextlib.nullcontext()
     if cuda:
         gpu_checks.force(scorer.executor, scorer.executor._model.rows, **switches)
-        page = mock.patch.object(flex_attention, "PAGE_WITHOUT_GRADIENTS", variant.page)
+        page = mock.patch.object(tree_attention, "PAGE_WITHOUT_GRADIENTS", variant.page)
     with page:
+        if cuda:
+            require_as_promised({"page": page_size(day)}, page=variant.page)
         speed = gpu_scoring.scoring_speed(day, subject, day.sizes.budgets[1])
         equal = gpu_checks.bits_in_batches(day, scorer, day.sizes.first_batches)
         error = float(np.abs(scorer.score(conversations).rewards - exact[0]).max() / np.std(exact[0]))
     require_as_promised(speed, layout="tree", fused=True, **(switches if cuda else {}))
     return speed | equal | {"largest_error_of_standard_deviation": error}
+
+
+@torch.inference_mode()
+def page_size(day: Day) -> int:
+    """Return the number of positions in a page of flex_attention."""
+    short = TokenSequence(np.arange(4, dtype=np.int32), np.array([3]))
+    (tree,) = plan_trees([short], max_num_batched_tokens=16).batches
+    return tree_attention.TreeAttention(tree, day.device).pages.size
 
 
 # --- 5: update and decoding -------------------------------------------------------------------------------------------
@@ -232,7 +256,7 @@ PARTS: Mapping[str, Callable[..., None]] = {
     "4": variants,
     "5": update_and_decoding,
 }
-MINUTES = {"1": 4.0, "2": 5.0, "3": 4.0, "4": 8.0, "5": 7.0}
+MINUTES = {"1": 3.5, "2": 4.5, "3": 3.0, "4": 7.0, "5": 6.0}
 CHOICES = {"variants": (list(VARIANTS), "variants of part 4")}
 
 if __name__ == "__main__":

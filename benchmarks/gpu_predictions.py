@@ -59,7 +59,7 @@ FP8 = 0.80  # of twice the rate of products in bfloat16
 ELEMENTWISE = 0.85  # of the rate of copies
 ATTENTION = {128: 0.28, 64: 0.25, None: 0.30}  # of the data sheet, by page
 NORM_BLOCKS = 1.41e9  # blocks/s of torch's norm of a head, which has a block for each row of 128 numbers
-PATH_TILE = (64, 32)  # rows (positions times heads that share a key head) and keys of a tile of the path kernel
+PATH_TILE = (64, 64)  # rows (positions times heads that share a key head) and keys of a tile of the path kernel
 BYTES_OF_QUANTISING = 5  # for each number that one kernel rounds to fp8: read for the scale, read again, and written
 BATCH = 32_768  # tokens
 

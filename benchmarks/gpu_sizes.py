@@ -107,17 +107,17 @@ def everything_as_promised(device: torch.device) -> Iterator[None]:
     All models of these benchmarks support them.
     """
     load, choose = LocalExecutor.load, parallel_model.choose_layout
+    promised = {"layout": "tree", "fused": True, "kernels": device.type == "cuda"}
 
     def checked_load(executor: LocalExecutor, spec: LoadSpec) -> ModelInfo:
         info = load(executor, spec)
-        require_as_promised(
-            way_of(executor), layout="tree", fused=True, **({"kernels": True} if device.type == "cuda" else {})
-        )
+        require_as_promised(way_of(executor), **promised)
         return info
 
     def checked_choice(*arguments: Any, **options: Any) -> Forward:
         forward = choose(*arguments, **options)
-        require_as_promised({"layout": forward.layout, "fused": forward.fuse}, layout="tree", fused=True)
+        kernels = getattr(forward, "kernels", False)
+        require_as_promised({"layout": forward.layout, "fused": forward.fuse, "kernels": kernels}, **promised)
         return forward
 
     with (

@@ -1,4 +1,4 @@
-"""All parts of benchmarks/gpu_first.py and gpu_day.py, tiny, in an empty folder, on conversations that this test writes."""
+"""All parts of benchmarks/gpu_first.py and gpu_day.py, tiny, in an empty folder, on conversations that are written here."""
 
 import gzip
 import json
