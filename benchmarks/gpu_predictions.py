@@ -50,7 +50,7 @@ CHIPS = {"H100": Chip(798e12, 3.0e12), "H200": Chip(785e12, 4.3e12)}
 VARIANTS = {
     "pages of 128": Variant(128, fused=False, launches=23),
     "pages of 64": Variant(64, fused=False, launches=23),
-    "fused kernels": Variant(64, fused=True, launches=17),  # of which four copy queries, keys, values and the output
+    "fused kernels": Variant(64, fused=True, launches=16),  # of which three copy queries, keys and values
     "path kernel": Variant(None, fused=True, launches=13),
     "floor": Variant(None, fused=True, launches=13, floor=True),
 }
@@ -153,7 +153,7 @@ def nanoseconds(
     # Numbers read and written. Residuals are added by the products.
     norms = 4 * hidden + (2 if variant.fused else 5) * (queries + keys)
     activation = (3 if variant.fused else 5) * inner
-    copies = 0.0 if variant.page is None else 4 * queries + 4 * slots * keys  # into buffers and slots, and the output
+    copies = 0.0 if variant.page is None else 2 * queries + 4 * slots * keys  # into buffers and slots
     quantising = BYTES_OF_QUANTISING * (2 * hidden + queries + inner) if fp8 else 0
     byte = 1e9 / chip.copies / (1 if variant.floor else ELEMENTWISE)
     head_norms = 0.0 if variant.fused else (queries + keys) / workloads.SHAPES[size]["head_dim"] / NORM_BLOCKS

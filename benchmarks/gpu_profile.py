@@ -21,6 +21,7 @@ CLASSES = {
     "elementwise": r"elementwise|::(add|mul|neg|sub|div|sum|addc)",
 }
 LONGEST = 12  # kernels that are named
+STAGE, OPERATION = re.compile(r"gym_rm: |ProfilerStep|Optimizer\.|Activity Buffer|Context Sync"), re.compile(r"\w+::")
 
 
 def kernels_of(device: torch.device, work: Callable[[], Any], trace: Path | None = None) -> list[tuple[str, float]]:
@@ -37,15 +38,14 @@ def kernels_of(device: torch.device, work: Callable[[], Any], trace: Path | None
     events: Any = profile.events() or []
     if trace is not None:
         profile.export_chrome_trace(str(trace))
-    if cuda:
-        return [(each.name, 1e-6 * each.time_range.elapsed_us()) for each in events if _on_device(each)]
-    return [
-        (each.name, 1e-6 * each.self_cpu_time_total) for each in events if re.match(r"(aten|gym_rm|mkldnn)", each.name)
-    ]
-
-
-def _on_device(event: Any) -> bool:
-    return event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+    if cuda:  # without the stages of the package, which torch shows on the device too
+        kernels = [
+            each
+            for each in events
+            if each.device_type == DeviceType.CUDA and not (each.is_user_annotation or STAGE.match(each.name))
+        ]
+        return [(each.name, 1e-6 * each.time_range.elapsed_us()) for each in kernels]
+    return [(each.name, 1e-6 * each.self_cpu_time_total) for each in events if OPERATION.match(each.name)]
 
 
 def class_of(name: str) -> str:
@@ -53,7 +53,7 @@ def class_of(name: str) -> str:
 
 
 def by_class(kernels: list[tuple[str, float]], batches: int, layers: int) -> dict[str, Any]:
-    """Return launches, and seconds by class and of the longest kernels, of a batch."""
+    """Return launches (on a CPU, operations), and seconds by class and of the longest kernels, of a batch."""
     classes: Counter[str] = Counter()
     names: Counter[str] = Counter()
     for name, seconds in kernels:

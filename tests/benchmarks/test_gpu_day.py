@@ -1,4 +1,4 @@
-"""All parts of benchmarks/gpu_first.py and gpu_day.py, tiny, in an empty folder, on conversations that are written here."""
+"""All parts of benchmarks/gpu_first.py and gpu_day.py, tiny, in an empty folder, on a few made-up conversations."""
 
 import gzip
 import json
