@@ -95,9 +95,9 @@ def way_of(executor: Any) -> dict[str, Any]:
 
 def require_as_promised(way: Mapping[str, Any], **promised: Any) -> None:
     """Raise if a model does not run as it should: then a number would not be that of gym_rm."""
-    wrong = {name: way[name] for name, value in promised.items() if way[name] != value}
-    if wrong or way.get("rung", "") is None:
-        raise ArithmeticError(f"the model does not run as promised, {promised} and with a rung, but {dict(way)}")
+    found = {name: way[name] for name in promised} | {name: way[name] for name in ("rung", "bits") if name in way}
+    if found.get("rung", "") is None or any(found[name] != value for name, value in promised.items()):
+        raise ArithmeticError(f"the model does not run as promised, {promised} and with a rung, but {found}")
 
 
 @contextlib.contextmanager
