@@ -217,13 +217,14 @@ def run_variant(day: Day, subject: Subject, variant: Variant, exact: list[Any]) 
         gpu_checks.force(scorer.executor, scorer.executor._model.rows, **switches)
         page = mock.patch.object(tree_attention, "PAGE_WITHOUT_GRADIENTS", variant.page)
     with page:
+        page_used = page_size(day)  # a CPU has its own
         if cuda:
-            require_as_promised({"page": page_size(day)}, page=variant.page)
+            require_as_promised({"page": page_used}, page=variant.page)
         speed = gpu_scoring.scoring_speed(day, subject, day.sizes.budgets[1])
         equal = gpu_checks.bits_in_batches(day, scorer, day.sizes.first_batches)
         error = float(np.abs(scorer.score(conversations).rewards - exact[0]).max() / np.std(exact[0]))
     require_as_promised(speed, layout="tree", fused=True, **(switches if cuda else {}))
-    return speed | equal | {"largest_error_of_standard_deviation": error}
+    return speed | equal | {"page": page_used, "largest_error_of_standard_deviation": error}
 
 
 @torch.inference_mode()

@@ -127,7 +127,7 @@ def part_d(day: Day) -> None:
     small = Subject(day, day.sizes.small)
     day.row("out of memory", functools.partial(out_of_memory, day, small), expected=30, size=small.size)
     del small
-    for size in dict.fromkeys((day.sizes.small, day.sizes.models[-1])):
+    for size in day.sizes.ends:
         subject = Subject(day, size)
         day.row("sleep", functools.partial(sleep, day, subject), expected=60, size=size)
         day.row("loading", functools.partial(loading, day, subject), expected=90, size=size)
