@@ -70,7 +70,7 @@ TRAINED_BYTES = {
     "0.6B": 937e3,
     "8B": 2256e3,
 }  # a token and layer, elementwise, forward and backward, by a dispatch mode
-TRAINED_LAUNCHES = {"today": 155, "fused": 43}  # of a layer; fused: 13 forward, 14 products, 16 others
+TRAINED_LAUNCHES = {"today": 155, "fused": 58}  # of a layer; fused: 13 forward, 14 products, 11 sums over passes, 20
 ATTENTION_BACKWARD = 2.5  # forwards
 
 DECODE_LAUNCHES, LAUNCH = 28, 10e-6  # of a layer, for one token of all rows; seconds of the host for one in eager mode
@@ -183,8 +183,9 @@ def update_seconds(size: str, chip: Chip, *, fused: bool, rows: int, length: int
     """Return the seconds of an update: the logits twice forward, and layers forward and backward."""
     layers, hidden, queries, keys, inner = sizes(size)
     forward = nanoseconds(size, chip, VARIANTS["path kernel" if fused else "pages of 128"], lengths=GRPO)
-    # Backward, in numbers: of two norms with the sums of gradients 12 hidden, of heads 3, of gate and up 5.
-    numbers = 16 * hidden + 5 * (queries + keys) + 8 * inner
+    # Numbers, forward and backward: norms 4 and 6 hidden, sums of gradients 15 hidden, norm and rotation of heads 2 and
+    # 3, silu times up 3 and 5; the gradients of keys and values begin with zeros.
+    numbers = 25 * hidden + 5 * (queries + keys) + 2 * keys + 8 * inner
     moved = 2 * numbers if fused else TRAINED_BYTES[size]
     layer = 3 * forward["products"] + (1 + ATTENTION_BACKWARD) * forward["attention"]
     layer += 1e9 * moved / (ELEMENTWISE * chip.copies)
