@@ -18,9 +18,9 @@ import reward_training
 import scoring
 import torch
 import workloads
-from gpu_sizes import GROUP, Day, Subject, conversations_of
+from gpu_profile import by_class, kernels_of
+from gpu_sizes import GROUP, Day, Subject, conversations_of, way_of
 from torch import Tensor
-from torch.autograd import DeviceType
 
 import gym_rm
 from gym_rm.engine.executors.model_info import bytes_per_token
@@ -76,33 +76,16 @@ def scoring_speed(day: Day, subject: Subject, tokens: int, *, eight_bit: bool = 
         "share_of_matmul": 2 * workloads.weights(subject.model) * work.unique_tokens
         / statistics.median(runs) / statistics.median(rates),
         "compilations": compiled,
-        "batch_invariance": scorer.provenance.batch_invariance,
+        **way_of(scorer.executor),
     }  # fmt: skip
     if cuda:
         peak = torch.cuda.max_memory_allocated() - held
         result |= {"peak_bytes": peak, "estimated_bytes": bytes_per_token(subject.model) * tokens, "held_bytes": held}
-    return result | launches(day, subject, tokens, scorer, conversations, work.num_batches)
-
-
-def launches(
-    day: Day, subject: Subject, tokens: int, scorer: Any, conversations: list[workloads.Conversation], batches: int
-) -> dict[str, Any]:
-    """Return kernels of a batch (on a CPU, operations), and write the trace of the smallest batches."""
-    cuda = day.device.type == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if cuda else [])]
-    with torch.profiler.profile(activities=activities) as profile:
-        scorer.score(conversations)
-    events = profile.events() or []
-    if cuda:
-        kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-    else:
-        kernels = [event for event in events if event.name.startswith("aten::")]
-    if (subject.size, tokens) == (day.sizes.small, min(day.sizes.budgets)) and scorer is subject.scorer:
-        profile.export_chrome_trace(str(day.output / "trace.json.gz"))
-    return {
-        "launches_of_a_batch": len(kernels) / batches,
-        "launches_of_a_layer": len(kernels) / batches / workloads.SHAPES[subject.size]["num_hidden_layers"],
-    }
+    smallest = (subject.size, tokens) == (day.sizes.small, min(day.sizes.budgets)) and not eight_bit
+    trace = day.output / "trace.json.gz" if smallest else None
+    kernels = kernels_of(day.device, functools.partial(scorer.score, conversations), trace)
+    layers = workloads.SHAPES[subject.size]["num_hidden_layers"]
+    return result | by_class(kernels, work.num_batches, layers)
 
 
 def padded_speed(day: Day, subject: Subject, tokens: int) -> dict[str, Any]:
@@ -144,7 +127,7 @@ def part_d(day: Day) -> None:
     small = Subject(day, day.sizes.small)
     day.row("out of memory", functools.partial(out_of_memory, day, small), expected=30, size=small.size)
     del small
-    for size in dict.fromkeys((day.sizes.small, day.sizes.models[-1])):
+    for size in day.sizes.ends:
         subject = Subject(day, size)
         day.row("sleep", functools.partial(sleep, day, subject), expected=60, size=size)
         day.row("loading", functools.partial(loading, day, subject), expected=90, size=size)

@@ -1,4 +1,4 @@
-"""Part E of gpu_day.py: training, decoding and the planner."""
+"""Part E of gpu_day.py: training, decoding and the planner; and the update and decoding of gpu_first.py."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ import reward_training
 import scoring
 import torch
 import workloads
+from gpu_profile import by_class, kernels_of
 from gpu_sizes import GROUP, Day
 
+from gym_rm.config import load_config
+from gym_rm.generation.completions import Completion
+from gym_rm.generation.decoding import LeanDecoder
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.planning.hardware import calibration
 from gym_rm.planning.hardware.devices import QUANTITIES
 from gym_rm.planning.planner import plan
+from gym_rm.policy.rollouts import Rollout, RolloutTurn
 
 
 def part_e(day: Day) -> None:
-    import grpo
-
     sizes = day.sizes
     work = {"size": sizes.small, "prompts": sizes.prompts, "group_size": GROUP, "reply_tokens": sizes.reply_tokens}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         learn = functools.partial(training_step, day, folder / "pairs")
         day.row("reward training", learn, expected=60, size=sizes.small)
-        grpo.make_models(sizes.small, folder, device=str(day.device), dtype=getattr(torch, sizes.dtype))
-        task = grpo.Task(
-            str(folder / "policy"), str(folder / "reward_model"), str(workloads.DATA / "gsm8k_graded.jsonl.gz"),
-            sizes.prompts, sizes.reply_tokens, 1e-6, sizes.steps, dtype=sizes.dtype,
-            batch_tokens=sizes.learned_tokens,
-        )  # fmt: skip
+        task = task_in(day, folder)
         day.row("calibration", calibrated, expected=20)
-        day.row("decoding", functools.partial(decoding, day, task), expected=60, **work)
         day.row("GRPO step", functools.partial(grpo_step, day, task), expected=100, **work)
         day.row("planned step", functools.partial(planned_step, day, task), expected=5, **work)
         day.row("decoding of transformers", functools.partial(their_decoding, day, task), expected=60, **work)
@@ -49,6 +46,18 @@ def part_e(day: Day) -> None:
             day.row("GRPO step of TRL", functools.partial(grpo_step, day, trl, ours=False), expected=150, **work)
         else:
             day.skip("GRPO step of TRL", "trl is not installed", **work)
+
+
+def task_in(day: Day, folder: Path) -> Any:
+    """Write a policy and a reward model into a folder, and return the GRPO task of both."""
+    import grpo
+
+    sizes = day.sizes
+    grpo.make_models(sizes.small, folder, device=str(day.device), dtype=getattr(torch, sizes.dtype))
+    return grpo.Task(
+        str(folder / "policy"), str(folder / "reward_model"), str(workloads.DATA / "gsm8k_graded.jsonl.gz"),
+        sizes.prompts, sizes.reply_tokens, 1e-6, sizes.steps, dtype=sizes.dtype, batch_tokens=sizes.learned_tokens,
+    )  # fmt: skip
 
 
 def training_step(day: Day, folder: Path) -> dict[str, Any]:
@@ -89,14 +98,61 @@ def policy_of(day: Day, task: Any) -> Any:
 
 
 def decoding(day: Day, task: Any) -> dict[str, Any]:
+    """Sample replies with the package's own decoder, which must run."""
     prompts = [np.array(ids, dtype=np.int32) for ids in prompts_of(task, day.tokenizer)]
     sampler = LocalSampler(policy_of(day, task), day.tokenizer, max_new_tokens=task.max_new_tokens)
     sampler.sample(prompts[:GROUP], seeds=range(GROUP))
+    if not isinstance(sampler._decoder, LeanDecoder):
+        raise ArithmeticError(f"sampled with {type(sampler._decoder).__name__} instead of LeanDecoder")
     found: list[Any] = []
-    seconds = scoring.timed(lambda: found.extend(sampler.sample(prompts, seeds=range(len(prompts)))), day.device)
-    tokens = sum(len(each.token_ids) for each in found)
-    decoder = type(sampler._decoder).__name__
-    return {"replies": len(found), "tokens": tokens, "tokens_per_second": tokens / seconds, "decoder": decoder}
+    seconds = [
+        scoring.timed(lambda: found.append(sampler.sample(prompts, seeds=range(len(prompts)))), day.device)
+        for _ in range(2)  # the first can compile
+    ]
+    tokens = sum(len(each.token_ids) for each in found[-1])
+    return {"replies": len(prompts), "tokens": tokens, "tokens_per_second": tokens / seconds[-1], "seconds": seconds}
+
+
+def update(day: Day, task: Any) -> dict[str, Any]:
+    """Return the seconds of updates of the policy with random replies; the first one compiles."""
+    from agents import grpo
+
+    random = np.random.default_rng(0)
+    rollouts = []
+    for row, prompt in enumerate(prompts_of(task, day.tokenizer)):
+        ids = random.integers(5, len(day.tokenizer), task.max_new_tokens, dtype=np.int32)
+        reply = Completion(ids, np.full(len(ids), -9.0, dtype=np.float32), True, "")
+        turn = RolloutTurn(np.array(prompt, dtype=np.int32), reply, 0.0)
+        rollouts.append(Rollout(row, row // task.group_size, "", None, [], (turn,), {}))
+    table = grpo.RolloutTable(rollouts)
+    with tempfile.TemporaryDirectory() as folder:
+        values = {
+            "output": folder, "steps": task.steps, "threads": torch.get_num_threads(), "report_to": "none",
+            "policy": {"model": task.policy, "precision": "no", "dtype": task.dtype},
+            "sampling": {"max_new_tokens": task.max_new_tokens}, "env": {"num_prompts": task.num_prompts},
+            "loss": {"measure_kl": False, "importance_cap": None},
+            "optimizer": {"learning_rate": task.learning_rate, "max_num_batched_tokens": task.batch_tokens},
+        }  # fmt: skip
+        settings = grpo.fill_defaults(load_config(grpo.GRPOSettings, values))
+        learner = grpo.Learner(settings)
+        measured = learner.measure(table, np.arange(len(table.turns)))
+        learn = functools.partial(
+            learner.update, table, random.standard_normal(table.lengths.sum()), np.ones(len(table.turns), dtype=bool),
+            functools.partial(grpo.policy_loss, settings=settings.loss),
+            measured=measured, groups=np.arange(task.num_prompts),
+        )  # fmt: skip
+        seconds = [scoring.timed(learn, day.device) for _ in range(2)]
+        kernels = kernels_of(day.device, functools.partial(learn, groups=np.arange(1)))
+    tokens = sum(each.num_tokens for batch in measured.batches for each in batch.batches)
+    layers = workloads.SHAPES[day.sizes.small]["num_hidden_layers"]
+    return {
+        "unique_tokens": tokens,
+        "passes": len(measured.batches),
+        "forward": str(learner.layout),
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds[-1],
+        "one_group": by_class(kernels, 1, layers),
+    }
 
 
 def their_decoding(day: Day, task: Any) -> dict[str, Any]:

@@ -108,6 +108,15 @@ def weights(model: PreTrainedModel) -> int:
     return sum(layer.weight.numel() for layer in layers)
 
 
+def weight_shapes(size: str) -> list[tuple[int, int]]:
+    """Return the different shapes `[N, K]` of the weights of a layer's products."""
+    shape = SHAPES[size]
+    hidden, inner, head = (shape[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
+    pairs = [(queries, hidden), (keys, hidden), (hidden, queries), (inner, hidden), (hidden, inner)]
+    return list(dict.fromkeys(pairs))
+
+
 def gsm8k_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
     """Return groups of one problem with `size` replies: its own graded replies, then replies to other problems."""
     data = rows("gsm8k_graded")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Download the wheels that benchmarks/gpu_day.py needs on a machine with torch and transformers but no network, for
-# Python 3.12 on Linux x86_64, at the versions of constraints.txt.
+# Download the wheels that benchmarks/gpu_first.py and gpu_day.py need on a machine with torch and transformers but no
+# network, for Python 3.12 on Linux x86_64, at the versions of constraints.txt.
 #
 #     scripts/gpu_wheels.sh FOLDER
 #

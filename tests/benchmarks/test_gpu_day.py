@@ -1,23 +1,25 @@
-"""All parts of benchmarks/gpu_day.py, tiny, in an empty folder, on conversations that this test writes."""
+"""All parts of benchmarks/gpu_first.py and gpu_day.py, tiny, in an empty folder, on a few made-up conversations."""
 
 import gzip
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu_day.py"
+PARTS = {"gpu_first": "12345", "gpu_day": "ABCDE"}
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="benchmarks read /proc")]
 
 
-def run(folder, *options):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(folder, script, *options, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--tiny", *map(str, options)]
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, options)], cwd=folder, capture_output=True, text=True, timeout=600,
+        command, cwd=folder, capture_output=True, text=True, timeout=600,
         env=environment | {"XDG_CACHE_HOME": str(folder), "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
 
@@ -61,17 +63,23 @@ def rows_of(output, part):
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory, data):
-    """Folder with the results of all parts."""
+    """Folder with the results of all parts of both scripts."""
     empty = tmp_path_factory.mktemp("empty")
-    done = run(empty, "--part", *"ABCDE", "--tiny", "--data", data, "--output", empty / "out")
-    assert done.returncode == 0, done.stderr[-3000:]
+    (empty / "kernels" / "triton").mkdir(parents=True)
+    (empty / "kernels" / "triton" / "one").write_text("a kernel")
+    for script, parts in PARTS.items():
+        done = run(
+            empty, script, "--part", *parts, "--data", data, "--output", empty / "out", "--kernels", empty / "kernels"
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        (empty / "out" / f"{script}.txt").write_text(done.stdout)
     return empty / "out"
 
 
-@pytest.mark.parametrize("part", "ABCDE")
+@pytest.mark.parametrize("part", "".join(PARTS.values()))
 def test_every_row_has_a_result(output, part):
     rows = rows_of(output, part)
-    assert len(rows) >= 4
+    assert sum("result" in row for row in rows) >= (1 if part in "234" else 3)
     missing = [row for row in rows if not row.get("result") and "is not" not in row.get("skipped", "")]
     assert not missing
 
@@ -81,13 +89,50 @@ def test_scores_of_products_in_chunks_have_the_same_bits_in_every_batch(output):
     assert rungs["chunks of 256"]["other_bits"] == 0
 
 
+def test_the_first_numbers_say_how_the_model_ran(output):
+    (line,) = [line for line in (output / "gpu_first.txt").read_text().splitlines() if line.startswith("tiny: ")]
+    assert "of the measured rate of products" in line
+    assert "layout tree, fused True" in line
+    assert all(name in line for name in ("products", "attention", "bit-equal", "with texts"))
+
+
+def test_every_number_of_rows_of_a_product_is_compared(output):
+    (row,) = [row for row in rows_of(output, "3") if "result" in row]
+    assert {each["row_counts"] for each in row["result"].values()} == {21}
+    assert all("chunks of 256" in each["kept_by"] for each in row["result"].values())
+
+
+@pytest.mark.parametrize("part", ["1", "4", "C"])
+def test_a_model_that_does_not_run_as_a_tree_has_an_error_instead_of_a_number(tmp_path, data, part):
+    script = "gpu_day" if part == "C" else "gpu_first"
+    done = run(tmp_path, script, "--part", part, "--data", data, "--output", tmp_path, GYM_RM_DEBUG="layout=padded")
+    assert done.returncode == 1
+    rows = [row for row in rows_of(tmp_path, part) if row["name"] in ("load", "variant", "scoring", "padded")]
+    assert {row.get("error", "")[:56] for row in rows if "skipped" not in row} == {
+        "ArithmeticError: the model does not run as promised, {'l"
+    }
+
+
+def test_compiled_kernels_travel_back_and_are_read(output, tmp_path, data):
+    archive, kernels = output / "kernels.tar.gz", output.parent / "kernels"
+    (kernels / "triton" / "one").unlink()
+    options = ("--part", "2", "--data", data, "--output", tmp_path, "--minutes", "0", "--read-kernels", archive)
+    assert run(tmp_path, "gpu_first", *options, "--kernels", kernels).returncode == 0
+    assert (kernels / "triton" / "one").read_text() == "a kernel"
+    with tarfile.open(tmp_path / "kernels.tar.gz") as file:
+        assert "./triton/one" in file.getnames()
+    elsewhere = run(tmp_path, "gpu_first", *options, "--kernels", tmp_path / "elsewhere")
+    assert elsewhere.returncode == 1
+    assert f"pass --kernels {kernels}" in elsewhere.stderr
+
+
 def test_rows_that_do_not_fit_into_the_minutes_are_skipped(tmp_path, data):
-    done = run(tmp_path, "--part", "C", "--tiny", "--data", data, "--output", tmp_path, "--minutes", "0.3")
+    done = run(tmp_path, "gpu_day", "--part", "C", "--data", data, "--output", tmp_path, "--minutes", "0.3")
     assert done.returncode == 0, done.stderr
     assert all("s are left" in row["skipped"] for row in rows_of(tmp_path, "C") if row["name"] != "vLLM")
 
 
 def test_without_conversations_one_line_says_what_to_pass(tmp_path):
-    done = run(tmp_path, "--part", "A", "--tiny", "--data", tmp_path, "--output", tmp_path)
+    done = run(tmp_path, "gpu_day", "--part", "A", "--data", tmp_path, "--output", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].endswith("pass the folder with the real conversations.")
