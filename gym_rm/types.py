@@ -151,8 +151,8 @@ class Provenance:
         dtype: precision of the backbone; the head is always float32.
         device: device of the forward passes.
         layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
-        attention: `"tree"` for gym_rm's own attention, which the layout `"tree"` uses; otherwise the attention
-            implementation of transformers, such as `"sdpa"`.
+        attention: `"tree"` for gym_rm's own attention, which the layout `"tree"` uses, or `"paths"` for that of its
+            kernels on CUDA; otherwise the attention implementation of transformers, such as `"sdpa"`.
         batch_invariance: `"bit-equal"` if, in a check at load, the values of a text had the same bits in every batch.
             Otherwise, for example, `"within 1.2e-07"`: the largest difference, relative to the largest value.
         rows: numbers of rows of the matrix products: `"multiples of 16"`, or what the hardware needs for the same bits.

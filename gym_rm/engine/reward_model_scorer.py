@@ -174,7 +174,7 @@ class RewardModelScorer:
             dtype=self.info.dtype,
             device=self.info.device,
             layout=self.layout,
-            attention="tree" if self.layout == "tree" else self.info.attention,
+            attention=("paths" if self.info.kernels else "tree") if self.layout == "tree" else self.info.attention,
             batch_invariance=self.info.batch_invariance,
             rows=self.info.rows,
             torch=self.info.torch,

@@ -288,7 +288,9 @@ class _Attend(torch.autograd.Function):
         of_keys, ends, depths = tiles.of_keys(_blocks(value, of_keys=True)["n"])
         tables = of_keys, tiles.queries, tiles.positions, ends, depths
         attend_backward_keys(*states, sums, for_key, for_value, *tables, *numbers)
-        for_sinks = None if sinks is None else -(torch.exp2(sinks * math.log2(math.e) - logs) * sums).sum(0).to(sinks)
+        for_sinks = None
+        if sinks is not None:
+            for_sinks = -(torch.exp2(sinks.float() * math.log2(math.e) - logs) * sums).sum(0).to(sinks.dtype)
         return for_query, for_key, for_value, for_sinks, None, None
 
 

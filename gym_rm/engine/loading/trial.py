@@ -216,9 +216,10 @@ def check_invariance(
             if not (did_not_compile(error) or isinstance(error, FAILURES)):
                 raise
             candidate.note(tried, f"fails: {brief(error)}")
-            if did_not_compile(error):
+            if did_not_compile(error):  # with no number of rows
                 warning = "%s: this does not compile here, so a slower forward runs: %s: %s"
                 logger.warning(warning, candidate.name, tried, brief(error))
+                break
             continue
         difference = _difference_to_plain(candidate, every[len(others) :], expected[0])
         between = difference_of(alone, every[-reads:])

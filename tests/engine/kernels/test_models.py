@@ -57,8 +57,8 @@ def other_tiles(change):
     return mock.patch.object(Paths, "query_tiles", lambda self, *given: change(self, plain(self, *given)))
 
 
-def of_the_first_path(paths, tiles):
-    tiles[:, 0] = 0
+def one_token_earlier(paths, tiles):
+    tiles[:, 0] = np.maximum(tiles[:, 0] - 1, 0)
     return tiles
 
 
@@ -72,7 +72,7 @@ def without(name, plain_of):
 
 
 MUTATIONS = {
-    "the path of another chain": ("qwen3", lambda: other_tiles(of_the_first_path)),
+    "paths that start a token too early": ("qwen3", lambda: other_tiles(one_token_earlier)),
     "no window": ("mistral", lambda: call_with(window=None)),
     "a window of one token more": ("gpt_oss", lambda: call_with(window=38)),
     "no soft cap": ("gemma2", lambda: call_with(softcap=None)),
