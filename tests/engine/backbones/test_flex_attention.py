@@ -13,7 +13,12 @@ from torch.nn.functional import pad
 
 from gym_rm.engine.backbones import flex_attention as flex_attention_module
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant
-from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, _compiled_flex_attention, buffer_lengths
+from gym_rm.engine.backbones.flex_attention import (
+    FLEX_BLOCK_SIZE,
+    PAGE_WITHOUT_GRADIENTS,
+    _compiled_flex_attention,
+    buffer_lengths,
+)
 from gym_rm.engine.backbones.invariant_products import GemmRows
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import TreeAttention
@@ -39,28 +44,31 @@ def test_gradients_of_compiled_flex_attention(window):
 
 
 @settings(max_examples=8)
-@given(st.integers(0, 10_000), st.sampled_from([None, 1, 16, 200]))
-def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions(seed, window):
+@given(st.integers(0, 10_000), st.sampled_from([None, 1, 16, 200]), st.booleans())
+def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions(seed, window, training):
     """Each key is at the offset of its position. So the sum has the same terms, in the same order, in every tree."""
     tree = tree_of(random_tree(seed, sequences=14, node=80))
-    context = TreeAttention(tree, CPU, use_flex=True)
-    mask = context.block_mask(window)
+    with torch.set_grad_enabled(training):
+        context = TreeAttention(tree, CPU, use_flex=True)
+        mask = context.block_mask(window)
+    size = context.pages.size
+    assert size == (FLEX_BLOCK_SIZE if training else PAGE_WITHOUT_GRADIENTS)
     length, num_slots = buffer_lengths(len(tree), len(context.slots))
     assert mask.seq_lengths == (length, num_slots)
     assert mask.full_kv_num_blocks is None, "the kernel would visit full blocks after all others"
     rule = mask.mask_mod(None, None, torch.arange(length)[:, None], torch.arange(num_slots)).numpy()
-    assert mask.kv_indices.shape[2:] == (length // FLEX_BLOCK_SIZE, num_slots // FLEX_BLOCK_SIZE)
+    assert mask.kv_indices.shape[2:] == (length // size, num_slots // size)
     assert not rule[len(tree) :].any(), "padding attends to nothing"
     counts, orders = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].numpy()
     for query in range(len(tree)):
-        block = query // FLEX_BLOCK_SIZE
-        visited = orders[block, : counts[block], None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)
+        block = query // size
+        visited = orders[block, : counts[block], None] * size + np.arange(size)
         visible = visited.reshape(-1)[rule[query, visited.reshape(-1)]]
         assert len(visible) == rule[query].sum(), "no block with keys of the query is left out"
         ancestors = tree.ancestors(query)
         expected = ancestors if window is None else ancestors[-window:]
         assert context.slots[visible].tolist() == expected.tolist()
-        assert (visible % FLEX_BLOCK_SIZE).tolist() == (tree.position_ids[expected] % FLEX_BLOCK_SIZE).tolist()
+        assert (visible % size).tolist() == (tree.position_ids[expected] % size).tolist()
 
 
 def test_the_block_mask_of_a_large_tree_skips_most_blocks():
