@@ -1,6 +1,5 @@
 """Models with the kernels: the trial at load uses them where they are right, and only there."""
 
-import contextlib
 import dataclasses
 import logging
 from unittest import mock
@@ -20,7 +19,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import trial_sequences
 from gym_rm.engine.paths import Paths
-from gym_rm.policy.trained_policy import TrainedPolicy, open_policy
+from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy
 from gym_rm.training import layouts
 from tests.engine.kernels.triton_device import DEVICE, needs_triton
 
@@ -39,7 +38,7 @@ def kernels_everywhere(monkeypatch):
 
 
 def load(architecture="qwen3", dtype=torch.float32, **options):
-    model = tiny_models.reward_model(architecture).to(DEVICE, dtype)
+    model = tiny_models.reward_model(architecture, num_hidden_layers=1).to(DEVICE, dtype)
     executor = LocalExecutor()
     return executor, executor.load(LoadSpec(model, ModuleHead("score"), **options))
 
@@ -50,6 +49,10 @@ def test_a_model_runs_with_the_kernels(architecture, dtype):
     executor, info = load(architecture, dtype)
     assert (info.layout, info.kernels, info.batch_invariance) == ("tree", True, "bit-equal")
     assert info.fused == (forward_fingerprint(executor.models[0].base_model) is not None)
+
+
+def few_texts(model):
+    return trial_sequences(model.config, 24, 8)
 
 
 def other_tiles(change):
@@ -109,33 +112,28 @@ def test_a_kernel_that_does_not_compile_is_a_warning_by_name(logged):
 def test_the_prefix_cache_keeps_the_bits():
     executor, info = load(prefix_cache_tokens=2000)
     assert (info.kernels, info.batch_invariance) == (True, "bit-equal")
-    plan = plan_trees(trial_sequences(executor.models[0].config), max_num_batched_tokens=10**6)
+    plan = plan_trees(few_texts(executor.models[0]), max_num_batched_tokens=10**6)
     first, second = (executor.run(plan.batches)[0] for _ in range(2))
     assert second.reused_tokens > 0
     assert np.array_equal(first.values, second.values)
 
 
-@contextlib.contextmanager
-def policy_with_kernels():
-    policy = TrainedPolicy(open_policy(None))
-    layout = layouts.choose_layout(policy, policy.start.model, tree=True, fuse=True)
-    assert (layout.layout, layout.fuse, layout.kernels) == ("tree", True, True)
-    yield policy
-
-
 def test_training_runs_with_the_kernels_and_scores_are_those_of_training():
-    with policy_with_kernels() as policy:
-        plan = plan_trees(trial_sequences(policy.start.model.config), max_num_batched_tokens=10**6)
-        with_gradients = policy.trial_values(plan.batches[0])
-        with torch.no_grad():
-            served = policy.trial_values(plan.batches[0])
+    model = tiny_models.policy("qwen3", num_hidden_layers=1).to(DEVICE)
+    policy = TrainedPolicy(StartPolicy(model, None, tiny_models.tokenizer(), "tiny"))
+    layout = layouts.choose_layout(policy, model, tree=True, fuse=True)
+    assert (layout.layout, layout.fuse, layout.kernels) == ("tree", True, True)
+    (batch,) = plan_trees(few_texts(model), max_num_batched_tokens=10**6).batches
+    with_gradients = policy.trial_values(batch)
+    with torch.no_grad():
+        served = policy.trial_values(batch)
     assert with_gradients.requires_grad
     assert torch.equal(with_gradients, served)
 
 
 def test_gradients_of_checkpointed_layers_are_the_same():
-    model = tiny_models.reward_model("qwen3").to(DEVICE)
-    batch = plan_trees(trial_sequences(model.config), max_num_batched_tokens=10**6).batches[0]
+    model = tiny_models.reward_model("qwen3", num_hidden_layers=1).to(DEVICE)
+    (batch,) = plan_trees(few_texts(model), max_num_batched_tokens=10**6).batches
     gradients = []
     for checkpointing in (False, True):
         decoder = DecoderBackbone(model)
