@@ -77,7 +77,7 @@ class DecoderBackbone:
         if self.fuse and forward_fingerprint(backbone) == self.code:
             return self._llama_states(batch, device, nodes)
         # The layers' own forward, whose attention alone is replaced.
-        tree = TreeAttention(batch, device, nodes=nodes, paths=self.paths, same_as_training=self.same_as_training)
+        tree = self._attention(batch, device, nodes=nodes)
         inputs = to_device(with_padding(np.stack([batch.input_ids, batch.position_ids])), device)
         with attending_to_trees(backbone):
             output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
@@ -88,6 +88,9 @@ class DecoderBackbone:
             )
         hidden = output.last_hidden_state[0]
         return hidden[to_device(batch.read_indices, hidden.device)]
+
+    def _attention(self, batch: TokenTree, device: torch.device, **others: Any) -> TreeAttention:
+        return TreeAttention(batch, device, paths=self.paths, same_as_training=self.same_as_training, **others)
 
     def _llama_states(self, batch: TokenTree, device: torch.device, nodes: NodeAttention | None) -> Tensor:
         """Return the hidden states by `llama_forward`, with attention by nodes or by pages."""
@@ -101,12 +104,11 @@ class DecoderBackbone:
                 tokens, reads = with_padding(tokens), with_padding(reads)
             input_ids, positions = to_device(tokens, device)
             x = backbone.embed_tokens(input_ids)
-            options = {"paths": self.paths, "same_as_training": self.same_as_training}
             hidden = llama_forward(
                 backbone,
                 x,
                 rotary_positions(backbone, x, positions),
-                TreeAttention(batch, device, prefix=known, **options) if nodes is None else nodes,
+                self._attention(batch, device, prefix=known) if nodes is None else nodes,
                 reads=to_device(reads, device),
                 checkpointing=self.checkpointing and torch.is_grad_enabled(),
                 # For each number of tokens oneDNN compiles kernels, which takes as long as a small product.

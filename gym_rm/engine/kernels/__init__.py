@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-LIBRARY = torch.library.Library("gym_rm", "DEF")
+LIBRARY: Any = torch.library.Library("gym_rm", "DEF")  # type: ignore[no-untyped-call]
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -2,7 +2,8 @@
 
 Shapes: states `[T, H, D]`, cos and sin `[T, D]`, gate and up `[T, I]`. Numbers are float32 between reading and writing.
 """
-# mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-untyped-calls=false
+# mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-incomplete-defs=false
+# mypy: disallow-untyped-calls=false
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ online, and the backward computes its weights again (arXiv 2205.14135).
 
 Shapes: query `[Q, H, D]`, key `[T, H_kv, D]`, value `[T, H_kv, V]`, output `[Q, H, V]`, logs of sums `[Q, H]`.
 """
-# mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-untyped-calls=false
+# mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-incomplete-defs=false
+# mypy: disallow-untyped-calls=false
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from gym_rm.engine.backbones.attention import LayerCall
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.kernels import operation
-from gym_rm.engine.paths import paths_of
+from gym_rm.engine.paths import Int32Array, paths_of
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 LARGEST = 256  # head size, for which the kernels fit into the registers and the shared memory of a multiprocessor
@@ -245,7 +246,7 @@ class _Tiles:
         self.tiles = self._on_device(np.concatenate([attention.paths.query_tiles(rows, height), padding]))
         self.queries, self.positions = self._on_device(numbers)
 
-    def _on_device(self, numbers: IntArray) -> Tensor:
+    def _on_device(self, numbers: IntArray | Int32Array) -> Tensor:
         return to_device(numbers.astype(np.int32), self.attention.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: LayerCall, logs: Tensor | None) -> Tensor:
@@ -259,8 +260,8 @@ class _Tiles:
         """Return tiles of so many keys, and for each token the end of its subtree and its position."""
         if self._of_keys is None:
             paths = self.attention.paths
-            numbers = paths.key_tiles(self.rows, width), paths.tree.subtree_end, paths.tree.depths
-            self._of_keys = tuple(map(self._on_device, numbers))
+            numbers = (paths.key_tiles(self.rows, width), paths.tree.subtree_end, paths.tree.depths)
+            self._of_keys = tuple(self._on_device(each) for each in numbers)
         return self._of_keys
 
 
@@ -281,12 +282,11 @@ class _Attend(torch.autograd.Function):
         query, key, value, sinks, output, logs = ctx.saved_tensors
         tiles, numbers, grad = ctx.tiles, _numbers(ctx.call), grads[0].contiguous()
         sums, for_query = torch.empty_like(logs), query.new_empty(query.shape)
-        states = query, key, value, logs, grad
-        tables = tiles.tiles, tiles.positions, tiles.attention.path_tokens
-        attend_backward_queries(*states, output, sums, for_query, *tables, *numbers)
+        states, path_tokens = (query, key, value, logs, grad), tiles.attention.path_tokens
+        attend_backward_queries(*states, output, sums, for_query, tiles.tiles, tiles.positions, path_tokens, *numbers)
         for_key, for_value = (each.new_zeros(each.shape) for each in (key, value))  # of padding
-        of_keys, ends, depths = tiles.of_keys(_blocks(value, of_keys=True)["n"])
-        tables = of_keys, tiles.queries, tiles.positions, ends, depths
+        of_keys, *of_tokens = tiles.of_keys(_blocks(value, of_keys=True)["n"])
+        tables = of_keys, tiles.queries, tiles.positions, *of_tokens
         attend_backward_keys(*states, sums, for_key, for_value, *tables, *numbers)
         for_sinks = None
         if sinks is not None:
