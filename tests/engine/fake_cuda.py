@@ -208,6 +208,7 @@ PATCHES = {
     "torch.backends.cuda.preferred_blas_library": lambda backend=None: None,
     "torch.cuda.device": lambda device: contextlib.nullcontext(),
     "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
+    "torch._subclasses.fake_tensor.init_gpu_context": lambda device: None,  # a build for CUDA would start it
     "torch.Generator": _Generator,
     "torch.Tensor.pin_memory": _pin,
     "torch.Tensor.numpy": _numpy,

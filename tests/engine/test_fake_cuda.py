@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 
-from gym_rm.engine.backbones import low_precision
+from gym_rm.engine.backbones import batch_invariance, low_precision
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, same_products
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import pinned_like
@@ -125,9 +125,13 @@ def test_a_fused_layer_launches_few_kernels(gpu, architecture):
     assert counts[1] - counts[0] <= KERNELS_PER_LAYER
 
 
-@pytest.mark.parametrize("layer", [torch.nn.Linear, Float8Linear])
-def test_products_are_compared_on_the_gpu(gpu, layer):
+@pytest.mark.parametrize(("layer", "product"), [(torch.nn.Linear, "mm.default"), (Float8Linear, "_scaled_mm.default")])
+def test_products_of_every_number_of_rows_are_compared_with_few_waits(gpu, monkeypatch, layer, product):
+    monkeypatch.setattr(low_precision, "COMPILED_ON", ())
+    monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cuda", 2048)
     assert same_products.__wrapped__(GemmRows(), layer, (64, 32), torch.bfloat16, DEVICE, 1)
+    assert gpu.kernels.count(product) == 1 + 2048 // 16
+    assert gpu.waits == ["_same_rows: _local_scalar_dense.default reads numbers"] * 3
 
 
 # --- readouts --------------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ VARIANTS = {
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 1e4,
-                "short_factor": [1.0] * 4,
-                "long_factor": [4.0, 3.0, 2.0, 1.5],
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.5, 1.5],
                 "original_max_position_embeddings": 128,
             },
             "original_max_position_embeddings": 128,
