@@ -33,7 +33,7 @@ from gym_rm.engine.backbones.batch_invariance import (
 from gym_rm.engine.backbones.invariant_products import LADDER
 from gym_rm.engine.backbones.low_precision import FORMATS
 from gym_rm.engine.backbones.tree_attention import TreeAttention
-from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import Forward
@@ -52,7 +52,10 @@ def part_a(day: Day) -> None:
     sizes = day.sizes
     day.row("versions", functools.partial(versions, day.device), expected=20)
     marked = [file for file in (ROOT / "tests").rglob("test_*.py") if NEEDS_GPU.search(file.read_text())]
-    day.row("GPU tests", functools.partial(run_tests, day, *map(str, marked), "-m", "gpu"), expected=60)
+    if day.device.type == "cuda":
+        day.row("GPU tests", functools.partial(run_tests, day, *map(str, marked), "-m", "gpu"), expected=60)
+    else:
+        day.skip("GPU tests", "a GPU is not there")
     for dtype in BOUNDS:
         for head_size in sizes.head_sizes:
             work = functools.partial(attention_errors, day, head_size, dtype)
@@ -83,8 +86,9 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 def run_tests(day: Day, *options: str) -> dict[str, Any]:
-    """Run pytest in a process of its own; raise with the end of its output if a test fails."""
+    """Run pytest in a process of its own; raise with the end of its output if a test fails, or if none passes."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *options]
+    command += ["--data", str(workloads.DATA.resolve())]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_STORAGE_DIRECTORY": folder}
@@ -93,7 +97,10 @@ def run_tests(day: Day, *options: str) -> dict[str, Any]:
         )
     if done.returncode:
         raise RuntimeError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2500:]}")
-    return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|deselected)", done.stdout)}
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|deselected)", done.stdout)}
+    if not counts.get("passed"):
+        raise RuntimeError(f"no test passed: {done.stdout[-2500:]}")
+    return counts
 
 
 def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
@@ -123,29 +130,37 @@ def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
 def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
     """Load models whose attention, positions or products are wrong; the trial must not accept them as trees.
 
-    Each compiles its own attention, so the last ones may not fit into the minutes of the part.
+    Without a mutation they must run as trees, and a tree that fails with an error is not counted as refused. Each
+    compiles its own attention, so the last ones may not fit into the minutes of the part.
     """
     import tiny_models
 
-    from tests.engine.loading.mutations import MUTATIONS, SMALL
-    from tests.engine.loading.test_mutations import CASES, MODELS
+    from tests.engine.loading.mutations import MODELS, MUTATIONS, SMALL, failures, require_tree
+    from tests.engine.loading.test_mutations import CASES
 
-    layouts = {}
+    def load(architecture: str) -> ModelInfo:
+        model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(day.device, getattr(torch, dtype))
+        return LocalExecutor().load(LoadSpec(model, ModuleHead("score")))
+
+    layouts, failed = {}, {}
     cases = [case[:2] for case in CASES if case[2] == (day.device.type == "cuda")]  # whether flex_attention runs
     if dtype != "float32":
         cases = [case for case in cases if case[0] not in SMALL]
     cases = cases[:: day.sizes.nth_case]
+    for architecture in dict.fromkeys(architecture for _, architecture in cases):
+        require_tree(architecture, load(architecture))
     for name, architecture in cases:
         if day.seconds_left < LOAD_SECONDS:
             break
-        model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(day.device, getattr(torch, dtype))
-        with MUTATIONS[name]():
-            info = LocalExecutor().load(LoadSpec(model, ModuleHead("score")))
-        layouts[f"{name} ({architecture})"] = info.layout
+        with MUTATIONS[name](), failures() as errors:
+            layouts[f"{name} ({architecture})"] = load(architecture).layout
+        failed |= {f"{name} ({architecture})": errors[0] for _ in errors[:1]}
     accepted = [name for name, layout in layouts.items() if layout == "tree"]
     if accepted:
         raise ArithmeticError(f"{len(accepted)} of {len(layouts)} were accepted as trees: {', '.join(accepted)}")
-    return {"refused": len(layouts), "not_loaded": len(cases) - len(layouts)}
+    if len(failed) == len(layouts):
+        raise ArithmeticError(f"no wrong model was refused because of its values: {failed or 'none was loaded'}")
+    return {"refused": len(layouts) - len(failed), "failed": failed, "not_loaded": len(cases) - len(layouts)}
 
 
 def _error(got: Tensor, expected: Tensor) -> float:

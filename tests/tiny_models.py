@@ -142,7 +142,7 @@ def tokenizer(style: str = "chatml", vocab_size: int = 400, **overrides: Any) ->
 
 # Decoders have heads of 16 numbers: compiled flex_attention has no smaller ones.
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-WIDE = SMALL | {"hidden_size": 64}
+WIDE = SMALL | {"hidden_size": 64, "num_key_value_heads": 2}  # for configurations without `head_dim`
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 16}
 
 # architecture: (model_type, tokenizer style, config)
@@ -159,7 +159,11 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bloom": ("bloom", "plain", {"hidden_size": 64, "n_layer": 2, "n_head": 4}),
     "mixtral": ("mixtral", "mistral", GROUPED | {"num_local_experts": 4, "sliding_window": None}),
     "phimoe": ("phimoe", "mistral", GROUPED | {"num_local_experts": 4, "sliding_window": 40}),
-    "phi3": ("phi3", "mistral", GROUPED | {"sliding_window": None, "pad_token_id": 1}),
+    "phi3": (
+        "phi3",
+        "mistral",
+        SMALL | {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": None, "pad_token_id": 1},
+    ),
     "gpt_oss": ("gpt_oss", "qwen", GROUPED | {"num_local_experts": 4, "sliding_window": 16}),
     "deepseek_v3": (
         "deepseek_v3",
@@ -173,9 +177,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jamba": (
         "jamba",
         "qwen",
-        WIDE
-        | {"num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
-        | {"num_experts": 1, "mamba_d_state": 8},
+        WIDE | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "mamba_d_state": 8},
     ),
     "minimax": ("minimax", "qwen", GROUPED | {"num_local_experts": 4}),
     "xlnet": ("xlnet", "roberta", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
@@ -209,7 +211,7 @@ ENCODERS = ("bert", "roberta", "deberta_v2", "modernbert")
 
 
 # Architectures that transformers has no classifier for.
-POLICIES = {"granite": ("granite", "qwen", WIDE | {"num_key_value_heads": 2})}
+POLICIES = {"granite": ("granite", "qwen", WIDE)}
 
 
 def _config(architecture: str, tokenizer: PreTrainedTokenizerFast, **overrides: Any) -> Any:

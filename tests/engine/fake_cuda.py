@@ -160,6 +160,8 @@ def _device_guard():
     try:
         registry = (ctypes.c_void_p * 16).in_dll(ctypes.CDLL(str(libraries[0])), REGISTRY)
     except (IndexError, OSError, ValueError):
+        if sys.platform == "linux":
+            raise
         pytest.skip("this build of torch has no device guards at the expected place")
     before = registry[1]  # of CUDA
     registry[1] = registry[14]  # of meta
