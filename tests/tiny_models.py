@@ -209,6 +209,14 @@ FALLBACKS = {
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "opt", "gpt2", "bloom", "mixtral")
 ENCODERS = ("bert", "roberta", "deberta_v2", "modernbert")
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of models in tests of what a GPU runs
+
+
+def layouts(architecture: str) -> tuple[str, ...]:
+    """Return the layouts that are right for an architecture. On a GPU too, where a failure to compile has another."""
+    exact = FALLBACKS.get(architecture, "padded" if architecture in ENCODERS else "tree")
+    return (exact, "one_by_one") if architecture == "doge" else (exact,)
+
 
 # Architectures that transformers has no classifier for.
 POLICIES = {"granite": ("granite", "qwen", WIDE)}
