@@ -171,9 +171,7 @@ def test_08_scores_in_the_tens_are_not_rounded_to_sixteenths(saved_model, two_hu
     with torch.no_grad():
         model.score.weight.mul_(0.1)
         model.score.weight[0, 0] += 8.0
-        model.model.embed_tokens.weight[:, 0] += (
-            10.0  # the first number of the last hidden state is about the same then
-        )
+        model.model.embed_tokens.weight[:, 0] += 10.0  # then the first number of each hidden state is large
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(saved_model("qwen3")).save_pretrained(tmp_path)
     rewards = gym_rm.load_scorer(tmp_path, dtype="bfloat16").score(two_hundred).rewards
