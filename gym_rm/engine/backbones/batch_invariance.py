@@ -35,7 +35,8 @@ from gym_rm.engine.token_tree import IntArray
 Blas: TypeAlias = tuple[tuple[bool, bool], tuple[bool, bool], Any]
 
 TESTED_ROWS = {"cpu": 2064, "cuda": 32_768}  # the most rows that `same_products` compares
-TESTED_MULTIPLES = {"cpu": (1, 2, 3, 7, 8, 17, 32, 65, 129, 513, 2048)}  # elsewhere all, because cuBLAS chooses by M
+TESTED_MULTIPLES = (1, 2, 3, 7, 8, 17, 32, 65, 129, 513, 2048)
+EVERY_MULTIPLE_ON = ("cuda",)  # devices whose library chooses a kernel by the number of rows
 
 
 def with_padding(tokens: IntArray, multiple: int | None = None) -> IntArray:
@@ -169,15 +170,14 @@ def same_products(
 @torch.inference_mode()
 def _same_rows(rows: GemmRows, product: Callable[..., Tensor], few: Tensor, chosen: Tensor) -> bool:
     """Return whether products of the first rows of `few[chosen]` have the same bits wherever they have the same row."""
-    kind, most, x = few.device.type, len(chosen), few[chosen]
-    every = range(most // rows.multiple, 0, -1)  # the largest first, so that the next one takes its memory
-    counts = [rows.multiple * each for each in TESTED_MULTIPLES.get(kind, every) if rows.multiple * each <= most]
+    x, most, every = few[chosen], len(chosen) // rows.multiple, few.device.type in EVERY_MULTIPLE_ON
+    multiples = range(most, 0, -1) if every else TESTED_MULTIPLES  # the largest first, whose memory the next ones take
     with BatchInvariant(rows):
         wanted = product(x[: rows.multiple])[:ROWS][chosen]
         same = torch.ones((), dtype=torch.bool, device=few.device)
-        for number, count in enumerate(counts, start=1):
+        for number, count in enumerate((rows.multiple * each for each in multiples if each <= most), start=1):
             same &= product(x[:count]).eq_(wanted[:count]).all()
-            if (kind == "cpu" or number % 64 == 0) and not same:  # reading it waits for a GPU
+            if (number % 64 == 0 or not every) and not same:  # reading it waits for a GPU
                 return False
     return bool(same)
 

@@ -78,7 +78,7 @@ def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch
 def test_on_a_gpu_every_number_of_rows_is_tried(rows, products, monkeypatch):
     tried = []
     products(lambda x, result: tried.append(len(x)) or result)
-    monkeypatch.delitem(batch_invariance.TESTED_MULTIPLES, "cpu")
+    monkeypatch.setattr(batch_invariance, "EVERY_MULTIPLE_ON", ("cpu",))
     assert same_products(rows, nn.Linear, (8, 16), torch.float32, CPU, 1)
     assert {*tried} == {*range(rows.multiple, 2064 + 1, rows.multiple)}
     assert len(tried) <= len({*tried}) + 1
@@ -88,7 +88,7 @@ def test_on_a_gpu_every_number_of_rows_is_tried(rows, products, monkeypatch):
 def test_other_bits_at_one_number_of_rows_are_found_where_every_one_is_tried(every, products, monkeypatch):
     products(lambda x, result: result + 1e-3 * (len(x) == 1552))
     if every:
-        monkeypatch.delitem(batch_invariance.TESTED_MULTIPLES, "cpu")
+        monkeypatch.setattr(batch_invariance, "EVERY_MULTIPLE_ON", ("cpu",))
     assert same_products(GemmRows(), nn.Linear, (8, 16), torch.float32, CPU, 1) is not every
 
 
