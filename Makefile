@@ -12,8 +12,8 @@ export OMP_WAIT_POLICY = passive
 
 # What touches the oldest supported torch, transformers and gymnasium.
 OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test_checkpoint.py \
-	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py tests/envs/test_spaces.py tests/envs/test_steps.py \
-	tests/envs/test_vector.py tests/envs/test_wrappers.py \
+	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py tests/engine/test_fake_cuda.py \
+	tests/envs/test_spaces.py tests/envs/test_steps.py tests/envs/test_vector.py tests/envs/test_wrappers.py \
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_reward_runs.py
 

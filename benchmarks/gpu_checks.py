@@ -5,7 +5,6 @@ gpu_first.py has some of their rows too, with other sizes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
@@ -20,6 +19,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import scoring
@@ -37,7 +37,8 @@ from gym_rm.engine.backbones.batch_invariance import (
 from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
 from gym_rm.engine.backbones.low_precision import FORMATS
 from gym_rm.engine.backbones.tree_attention import TreeAttention
-from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors import loaded_model
+from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
@@ -92,6 +93,7 @@ def versions(device: torch.device) -> dict[str, Any]:
 def run_tests(day: Day, *options: str) -> dict[str, Any]:
     """Run pytest in a process of its own; raise with the end of its output if a test fails, or if most are skipped."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *options]
+    command += ["--data", str(workloads.DATA.resolve())]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_STORAGE_DIRECTORY": folder}
@@ -144,35 +146,38 @@ def attention_errors(day: Day, head_size: int, dtype: str, *, paths: bool) -> di
 def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
     """Load models whose attention, positions or products are wrong; the trial must not accept them as trees.
 
-    As a control, it must accept each model as it is. Each compiles its own attention, so the last ones may not fit into
-    the minutes of the part.
+    Without a mutation they must run as trees, and a tree that fails with an error is not counted as refused. Each
+    compiles its own attention, so the last ones may not fit into the minutes of the part.
     """
     import tiny_models
 
-    from tests.engine.loading.mutations import MUTATIONS, SMALL
-    from tests.engine.loading.test_mutations import CASES, MODELS
+    from tests.engine.loading.mutations import MODELS, MUTATIONS, SMALL, failures, require_tree
+    from tests.engine.loading.test_mutations import CASES
 
-    def layout_of(architecture: str, wrong: Any) -> str:
+    def load(architecture: str) -> ModelInfo:
         model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(day.device, getattr(torch, dtype))
-        with wrong:
-            return LocalExecutor().load(LoadSpec(model, ModuleHead("score"))).layout
+        with mock.patch.object(loaded_model, "has_kernels", return_value=False):  # whose mutations are tests
+            return LocalExecutor().load(LoadSpec(model, ModuleHead("score")))
 
-    layouts = {}
+    layouts, failed = {}, {}
     cases = [case[:2] for case in CASES if case[2] == (day.device.type == "cuda")]  # whether flex_attention runs
     if dtype != "float32":
         cases = [case for case in cases if case[0] not in SMALL]
     cases = cases[:: day.sizes.nth_case]
     for architecture in dict.fromkeys(architecture for _, architecture in cases):
-        if (layout := layout_of(architecture, contextlib.nullcontext())) != "tree":
-            raise ArithmeticError(f"the right {architecture} loads as {layout!r}, so wrong ones say nothing")
+        require_tree(architecture, load(architecture))
     for name, architecture in cases:
         if day.seconds_left < LOAD_SECONDS:
             break
-        layouts[f"{name} ({architecture})"] = layout_of(architecture, MUTATIONS[name]())
+        with MUTATIONS[name](), failures() as errors:
+            layouts[f"{name} ({architecture})"] = load(architecture).layout
+        failed |= {f"{name} ({architecture})": errors[0] for _ in errors[:1]}
     accepted = [name for name, layout in layouts.items() if layout == "tree"]
     if accepted:
         raise ArithmeticError(f"{len(accepted)} of {len(layouts)} were accepted as trees: {', '.join(accepted)}")
-    return {"refused": len(layouts), "not_loaded": len(cases) - len(layouts)}
+    if len(failed) == len(layouts):
+        raise ArithmeticError(f"no wrong model was refused because of its values: {failed or 'none was loaded'}")
+    return {"refused": len(layouts) - len(failed), "failed": failed, "not_loaded": len(cases) - len(layouts)}
 
 
 def _error(got: Tensor, expected: Tensor) -> float:

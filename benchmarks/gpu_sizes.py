@@ -37,6 +37,9 @@ class Sizes:
     budgets: tuple[int, ...] = (8_192, 32_768, 65_536)
     rounds: int = 3
     tests: tuple[str, ...] = (
+        "tests/engine/kernels/test_path_attention.py",
+        "tests/engine/kernels/test_elementwise.py",
+        "tests/engine/kernels/test_models.py",
         "tests/engine/test_parity.py",
         "tests/engine/test_batch_invariance.py",
         "tests/engine/test_reward_model_scorer.py",

@@ -18,12 +18,12 @@ DATA = ROOT.parent / "shared" / "data"
 BLOCK = re.compile(r"^```console\n\$ (gym-rm evaluate .*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def prepare(root: Path) -> Path:
+def prepare(root: Path, data: Path = DATA) -> Path:
     """Return a folder with `../shared/data`, `rewards.py` from the first block of the page, and `gym-rm`."""
     here = root / "checkout"
     (here / "bin").mkdir(parents=True)
     (root / "shared").mkdir()
-    (root / "shared" / "data").symlink_to(DATA)
+    (root / "shared" / "data").symlink_to(data)
     code, *_ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (here / "rewards.py").write_text(code)
     program = here / "bin" / "gym-rm"

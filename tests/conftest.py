@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-DATA = Path(__file__).parents[1].parent / "shared" / "data"
+from tests import real_data
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
@@ -19,12 +19,17 @@ settings.register_profile("gym_rm", deadline=None, max_examples=60)
 settings.load_profile("gym_rm")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Hear SIGINT, here and in child processes: a shell starts what runs in its background with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if folder := config.getoption("--data"):
+        if not folder.is_dir():
+            raise pytest.UsageError(f"--data {folder} is not a folder; pass that of the real conversations.")
+        real_data.FOLDER = folder.resolve()
 
 
 def pytest_addoption(parser):
+    parser.addoption("--data", type=Path, help=f"folder of the real conversations; default: {real_data.FOLDER}")
     parser.addoption(
         "--passed-tests",
         type=Path,
@@ -44,6 +49,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not sys.modules["torch"].cuda.is_available():
         pytest.skip("no GPU")
+    if item.get_closest_marker("data"):
+        require_data()
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -53,10 +60,14 @@ def pytest_terminal_summary(terminalreporter, config):
             lines.writelines(f"{report.nodeid}\n" for report in terminalreporter.stats.get("passed", ()))
 
 
+def require_data():
+    if not real_data.FOLDER.is_dir():
+        pytest.skip(f"no folder {real_data.FOLDER}; --data names another one")
+
+
 def rows(name):
-    if not DATA.is_dir():
-        pytest.skip("no ../shared/data beside the checkout")
-    with gzip.open(DATA / f"{name}.jsonl.gz", "rt") as file:
+    require_data()
+    with gzip.open(real_data.FOLDER / f"{name}.jsonl.gz", "rt") as file:
         return [json.loads(line) for line in file]
 
 

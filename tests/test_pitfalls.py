@@ -170,11 +170,13 @@ def test_08_scores_in_the_tens_are_not_rounded_to_sixteenths(saved_model, two_hu
     model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
     with torch.no_grad():
         model.score.weight.mul_(0.1)
-        model.score.weight[0, 0] += 2.0
+        model.score.weight[0, 0] += 8.0
+        model.model.embed_tokens.weight[:, 0] += 10.0  # then the first number of each hidden state is large
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(saved_model("qwen3")).save_pretrained(tmp_path)
     rewards = gym_rm.load_scorer(tmp_path, dtype="bfloat16").score(two_hundred).rewards
     distinct = np.unique(rewards)
+    assert np.median(rewards) > 8
     rounded = np.unique(torch.from_numpy(rewards).bfloat16().float().numpy())
     assert len(distinct) > 1.1 * len(rounded)
     assert len(distinct) >= len({str(conversation) for conversation in two_hundred}) - 2

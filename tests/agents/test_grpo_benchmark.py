@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests import real_data
+
 pytest.importorskip("trl")
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc"),
-    pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="no ../shared/data beside the checkout"),
+    pytest.mark.data,
 ]
 
 
 def rows_of(*options):
     """Return the cells of the table that the benchmark prints, by the first cell."""
     command = [sys.executable, "benchmarks/grpo.py", "--methods", "ours", "trl", *options]
+    command += ["--data", str(real_data.FOLDER)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner, Result
 
 from gym_rm.cli.main import app
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Provenance
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
 
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}

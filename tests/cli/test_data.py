@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tests.cli.command import DATA, needs_data, runner, write
+from tests import real_data
+from tests.cli.command import runner, write
 
 PAIR = {"prompt": "Which is larger, 12 or 30?", "chosen": "30", "rejected": "12 is."}
 run = runner("data", "inspect")
@@ -12,9 +13,9 @@ def as_dict(*arguments):
     return json.loads(run(*arguments, "--json").stdout)
 
 
-@needs_data
+@pytest.mark.data
 def test_the_report_of_a_real_file_names_what_was_understood():
-    shown = run(DATA / "hh_harmless.jsonl.gz").stdout
+    shown = run(real_data.FOLDER / "hh_harmless.jsonl.gz").stdout
     for text in ("1,147 of 1,150 rows are used (1,147 ranks)", "reply 1 of 2 is empty"):
         assert text in shown
 

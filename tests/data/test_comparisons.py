@@ -2,7 +2,6 @@ import gzip
 import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +11,7 @@ from gym_rm.data.comparisons import DroppedRow, load_comparisons
 from gym_rm.data.pairs import pairs_of
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison, PreferencePair
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+from tests import real_data
 
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -29,19 +26,19 @@ def write(path, rows):
     return path
 
 
-@needs_data
+@pytest.mark.data
 def test_real_ranked_rows_lose_only_those_with_an_empty_reply():
-    found = load_comparisons(DATA / "hh_harmless.jsonl.gz", name="harmless")
+    found = load_comparisons(real_data.FOLDER / "hh_harmless.jsonl.gz", name="harmless")
     assert (found.name, len(found.comparisons), found.shapes) == ("harmless", 1147, {"ranks": 1147})
     assert Counter(each.reason for each in found.dropped) == {"reply 1 of 2 is empty": 3}
     assert all(each.where.endswith(f"line {each.where.split()[-1]}") for each in found.dropped)
     assert {each.ranks for each in found.comparisons} == {(0.0, 1.0)}
 
 
-@needs_data
+@pytest.mark.data
 def test_real_graded_rows_have_their_grades_as_ranks_and_ties_where_all_are_equal():
-    found = load_comparisons(DATA / "gsm8k_graded.jsonl.gz").comparisons
-    with gzip.open(DATA / "gsm8k_graded.jsonl.gz", "rt") as file:
+    found = load_comparisons(real_data.FOLDER / "gsm8k_graded.jsonl.gz").comparisons
+    with gzip.open(real_data.FOLDER / "gsm8k_graded.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     assert len(found) == len(rows) == 658
     for comparison, row in zip(found, rows, strict=True):
@@ -52,9 +49,9 @@ def test_real_graded_rows_have_their_grades_as_ranks_and_ties_where_all_are_equa
     assert sum(each.is_tie for each in found) == 303
 
 
-@needs_data
+@pytest.mark.data
 def test_real_binary_rows_have_their_subset_as_source():
-    found = load_comparisons(DATA / "rewardbench_slice.jsonl.gz")
+    found = load_comparisons(real_data.FOLDER / "rewardbench_slice.jsonl.gz")
     assert len(found.comparisons) == 300
     assert Counter(each.source for each in found.comparisons)["llmbar-natural"] == 100
 

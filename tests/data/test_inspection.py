@@ -1,20 +1,17 @@
 import json
-from pathlib import Path
 
 import pytest
 
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.data.inspection import inspect_comparisons
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+from tests import real_data
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "five"}
 
 
-@needs_data
+@pytest.mark.data
 def test_real_conversations_have_the_counts_of_their_file():
-    found = inspect_comparisons(load_comparisons(DATA / "hh_harmless.jsonl.gz"))
+    found = inspect_comparisons(load_comparisons(real_data.FOLDER / "hh_harmless.jsonl.gz"))
     assert (found.rows, found.pairs, found.ties, found.shapes) == (1150, 1147, 0, {"ranks": 1147})
     assert [(each.text, each.count) for each in found.dropped] == [("reply 1 of 2 is empty", 3)]
     assert found.lengths["messages of a prompt"].maximum == 35
@@ -23,9 +20,9 @@ def test_real_conversations_have_the_counts_of_their_file():
     ] == 19
 
 
-@needs_data
+@pytest.mark.data
 def test_real_graded_solutions_have_their_ties_and_a_rating():
-    found = inspect_comparisons(load_comparisons(DATA / "gsm8k_graded.jsonl.gz"))
+    found = inspect_comparisons(load_comparisons(real_data.FOLDER / "gsm8k_graded.jsonl.gz"))
     assert (found.replies, found.pairs, found.ties) == ({4: 658}, 1187, 303)
     assert found.objectives["correct"].count == 4 * 658
 

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,9 +6,7 @@ import pytest
 from gym_rm.data.prompts import answer_text, load_prompts, prompt_of_columns
 from gym_rm.errors import ConfigError
 from gym_rm.types import Prompt
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+from tests import real_data
 
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -148,13 +145,14 @@ def test_limit():
         load_prompts(ROWS, limit=0)
 
 
-@needs_data
+@pytest.mark.data
 def test_real_prompts():
-    assert len(load_prompts(DATA / "gsm8k_train.jsonl.gz")) == 7473
-    graded = load_prompts(DATA / "gsm8k_graded.jsonl.gz")
+    assert len(load_prompts(real_data.FOLDER / "gsm8k_train.jsonl.gz")) == 7473
+    graded = load_prompts(real_data.FOLDER / "gsm8k_graded.jsonl.gz")
     assert len(graded) == 658
     assert all(len(prompt.metadata["solutions"]) == 4 for prompt in graded)
-    assert load_prompts(DATA / "humaneval.jsonl.gz", limit=1)[0].metadata["entry_point"] == "has_close_elements"
+    (first,) = load_prompts(real_data.FOLDER / "humaneval.jsonl.gz", limit=1)
+    assert first.metadata["entry_point"] == "has_close_elements"
 
 
 # --- rows of a trainer

@@ -6,10 +6,12 @@ import pytest
 @pytest.fixture(scope="session")
 def parts(saved_model):
     """A loaded model and its tokenizer, for tests that make their own executor."""
+    import tiny_models
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # loads torch
 
     folder = saved_model("qwen3")
-    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).to(tiny_models.DEVICE)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture

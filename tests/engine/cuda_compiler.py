@@ -85,7 +85,6 @@ PATCHES = {
         size, stride, dtype=dtype, device=DEVICE
     ),
     "torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT": 0,  # small ones would be computed on the device
-    "torch._subclasses.fake_tensor.init_gpu_context": lambda device: None,
     "torch._inductor.runtime.triton_helpers.set_driver_to_gpu": lambda: None,
     "torch._inductor.fx_passes.joint_graph.lazy_init": lambda *args: None,  # patterns that it would trace on the device
     "torch._inductor.fx_passes.post_grad.lazy_init": lambda *args: None,

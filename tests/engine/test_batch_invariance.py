@@ -82,13 +82,14 @@ def others_slow(names, *fast):
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+EIGHT_BIT = "int8" if tiny_models.DEVICE.type == "cpu" else "fp8"
 OPTIONS = (
     {"tree": False},
     {"dtype": "bfloat16"},
     {"dtype": "float16"},
-    {"quantization": "int8"},
-    {"quantization": "int8", "tree": False},
-    {"quantization": "int8", "dtype": "bfloat16"},
+    {"quantization": EIGHT_BIT},
+    {"quantization": EIGHT_BIT, "tree": False},
+    {"quantization": EIGHT_BIT, "dtype": "bfloat16"},
     {"dtype": "bfloat16", "tree": False},
     {"attn_implementation": "eager", "tree": False},
 )
@@ -103,6 +104,7 @@ WITHIN = ("jamba",)  # whose convolutions have no rule
 def test_a_score_does_not_depend_on_the_batch(case, saved_model, some):
     architecture, config, options = CASES[case]
     scorer = gym_rm.load_scorer(saved_model(architecture, **config), **options)
+    assert scorer.layout in (tiny_models.layouts(architecture) if options.get("tree", True) else ("padded",))
     assert bit_equal(scorer) == (case not in WITHIN)
     if bit_equal(scorer):
         assert_scores_do_not_depend_on_the_batch(scorer, some)
@@ -156,6 +158,7 @@ def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, tmp_path, some
     folder, options = make(tmp_path)
     scorer = gym_rm.load_scorer({"path": str(folder), **options})
     has_steps = [each for each in some if each[-1]["content"].strip(" .")]
+    assert scorer.provenance.layout == "tree"
     assert bit_equal(scorer)
     expected = [scorer.score([each]) for each in has_steps]
     for rows, budget in batches(len(has_steps)):
@@ -181,6 +184,7 @@ def test_scores_do_not_depend_on_the_batch_with_other_rows(architecture, rows, s
     monkeypatch.setattr(loaded_model, "rows_to_try", lambda backbones: [rows])
     scorer = gym_rm.load_scorer(saved_model(architecture))
     assert scorer.provenance.rows == str(rows)
+    assert scorer.layout in tiny_models.layouts(architecture)
     assert bit_equal(scorer)
     assert_scores_do_not_depend_on_the_batch(scorer, some)
 
@@ -190,6 +194,7 @@ def test_scores_of_a_model_in_training_do_not_depend_on_the_batch(architecture, 
     folder = saved_model(architecture)
     exact = tiny_models.attention(AutoModelForSequenceClassification.from_pretrained(folder).config)
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation=exact).train()
+    model.to(tiny_models.DEVICE)
     scorer = gym_rm.RewardModelScorer(model, AutoTokenizer.from_pretrained(folder))
     assert_scores_do_not_depend_on_the_batch(scorer, some, alone(scorer_of(architecture), some))
     assert model.training
@@ -233,9 +238,11 @@ def ending(ids):
     return TokenSequence(ids, np.array([len(ids) - 1]))
 
 
-def assert_values_do_not_depend_on_the_batch(model, readout, sequences, **options):
+def assert_values_do_not_depend_on_the_batch(architecture, model, sequences, **options):
+    readout = ClassifierLogits() if architecture in tiny_models.ENCODERS else ModuleHead("score")
     executor = LocalExecutor()
-    info = executor.load(LoadSpec(model, readout, **options))
+    info = executor.load(LoadSpec(model.to(tiny_models.DEVICE), readout, **options))
+    assert info.layout in (tiny_models.layouts(architecture) if options.get("tree", True) else ("padded",))
     assert info.batch_invariance == "bit-equal"
     expected = [values_of(executor, info, [each])[0] for each in sequences]
     longest = max(len(each.input_ids) for each in sequences)
@@ -254,9 +261,8 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 )
 def test_values_of_every_length_do_not_depend_on_the_batch(architecture):
     """One token, and lengths around those of pages, tiles and padded batches; with and without shared prefixes."""
-    readout = ClassifierLogits() if architecture in tiny_models.ENCODERS else ModuleHead("score")
     sequences = [ending(random_ids(length, seed)) for length in LENGTHS for seed in (0, length)]
-    assert_values_do_not_depend_on_the_batch(tiny_models.reward_model(architecture), readout, sequences)
+    assert_values_do_not_depend_on_the_batch(architecture, tiny_models.reward_model(architecture), sequences)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +275,7 @@ def test_sequences_may_have_as_many_tokens_as_the_model_has_positions(architectu
     model = tiny_models.reward_model(architecture, **config)
     lengths = [1, 31, 32, 33, limit - 1, limit, limit]
     sequences = [ending(random_ids(length, seed)) for seed, length in enumerate(lengths)]
-    readout = ClassifierLogits() if architecture == "bert" else ModuleHead("score")
-    assert_values_do_not_depend_on_the_batch(model, readout, sequences, tree=tree)
+    assert_values_do_not_depend_on_the_batch(architecture, model, sequences, tree=tree)
 
 
 @pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "gpt2", "bloom"], "qwen3"))
@@ -296,8 +301,10 @@ def executor_of():
 
     @functools.cache
     def load(architecture):
-        executor = LocalExecutor()
-        return executor, executor.load(LoadSpec(tiny_models.reward_model(architecture), ModuleHead("score")))
+        executor, model = LocalExecutor(), tiny_models.reward_model(architecture).to(tiny_models.DEVICE)
+        info = executor.load(LoadSpec(model, ModuleHead("score")))
+        assert info.layout in tiny_models.layouts(architecture)
+        return executor, info
 
     return load
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 
-from gym_rm.engine.backbones import low_precision
+from gym_rm.engine.backbones import batch_invariance, low_precision
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, same_products
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import pinned_like
@@ -34,6 +35,9 @@ ENCODERS = ("bert",)
 FEW = ("qwen3", "gemma2")  # one that is fused, and one with soft caps
 KERNELS_PER_LAYER = 30
 HEAD = ModuleHead("score")
+# Once for each mask, where attention is computed step by step (soft caps, sinks): in the oldest version that is tested,
+# transformers copies the number 0.0 to the GPU. Nothing else waits.
+OF_TRANSFORMERS = ("eager_mask: _to_copy.default from cpu to cuda",) if transformers.__version__ == "5.17.0" else ()
 
 
 @pytest.fixture
@@ -67,6 +71,11 @@ def hidden_states(model, batch, *, fuse=True, rows=None, prefix_cache=None):
         return decoder.hidden_states(batch)
 
 
+def waits_of(record):
+    """Return what the host waited for, but for what a version of transformers does in its own code."""
+    return [each for each in record.waits if each not in OF_TRANSFORMERS]
+
+
 def require(values, shape, dtype):
     assert (values.device, tuple(values.shape), values.dtype) == (DEVICE, shape, dtype)
 
@@ -83,7 +92,7 @@ def test_a_batch_runs_without_waits(gpu, architecture, layout, fuse):
     model = rewards(architecture)
     hidden = hidden_states(model, batch_of(model, layout), fuse=fuse)
     require(hidden, (5, model.config.hidden_size), torch.bfloat16)
-    assert gpu.waits == []
+    assert (waits_of(gpu) if layout == "padded" else gpu.waits) == []
 
 
 @pytest.mark.parametrize("rows", LADDER["cuda"], ids=str)
@@ -125,9 +134,13 @@ def test_a_fused_layer_launches_few_kernels(gpu, architecture):
     assert counts[1] - counts[0] <= KERNELS_PER_LAYER
 
 
-@pytest.mark.parametrize("layer", [torch.nn.Linear, Float8Linear])
-def test_products_are_compared_on_the_gpu(gpu, layer):
+@pytest.mark.parametrize(("layer", "product"), [(torch.nn.Linear, "mm.default"), (Float8Linear, "_scaled_mm.default")])
+def test_products_of_every_number_of_rows_are_compared_with_few_waits(gpu, monkeypatch, layer, product):
+    monkeypatch.setattr(low_precision, "COMPILED_ON", ())
+    monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cuda", 1040)
     assert same_products.__wrapped__(GemmRows(), layer, (64, 32), torch.bfloat16, DEVICE, 1)
+    assert gpu.kernels.count(product) == 1 + 1040 // 16
+    assert gpu.waits == ["_same_rows: _local_scalar_dense.default reads numbers"] * 2
 
 
 # --- readouts --------------------------------------------------------------------------------------------------------
@@ -249,4 +262,4 @@ def test_a_token_is_sampled_without_waits(gpu, architecture):
         tokens, log_probs = draw(decoder.step(tokens), uniforms, 1.0)
     require(tokens, (3,), torch.int64)
     require(log_probs, (3,), torch.float32)
-    assert gpu.waits == []
+    assert waits_of(gpu) == []

@@ -22,6 +22,7 @@ from tests.engine.watching import dialogue, size_of, watched_scorer
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "bloom", "bert", "xlnet"])
 def test_keeps_the_contract_of_scorers(architecture, scorer_of, real_conversations):
+    assert scorer_of(architecture).layout in tiny_models.layouts(architecture)
     check_scorer(scorer_of(architecture))
     check_scorer(scorer_of(architecture), conversations=real_conversations)
 
@@ -79,8 +80,8 @@ def test_a_conversation_over_the_budget_is_an_error_of_its_row(parts):
     assert rewards[0] == rewards[2] == scorer.score([short]).rewards[0]
 
 
-def test_a_conversation_longer_than_the_automatic_budget_is_scored(parts):
-    scorer = watched_scorer(parts, max_length=100_000)
+def test_a_conversation_longer_than_the_automatic_budget_is_scored(saved_model):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), device="cpu", max_length=100_000)
     assert scorer.max_num_batched_tokens == CPU_BATCHED_TOKENS
     scores = scorer.score([dialogue("q", "very long " * 1500), dialogue("q", "a")])
     assert scores.num_tokens[0] > CPU_BATCHED_TOKENS
@@ -149,7 +150,7 @@ def test_threads_can_share_a_scorer(parts, real_conversations):
 
 def test_provenance(saved_model):
     folder = saved_model("qwen3")
-    scorer = gym_rm.load_scorer(folder, max_length=512, overlong="drop_turns", pooling="last")
+    scorer = gym_rm.load_scorer(folder, device="cpu", max_length=512, overlong="drop_turns", pooling="last")
     made = scorer.score([dialogue("q", "a")]).provenance
     assert (made.scorer, made.model, made.dtype, made.device, made.layout) == (
         "RewardModelScorer",

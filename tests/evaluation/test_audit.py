@@ -13,7 +13,7 @@ from gym_rm.evaluation.audit_lines import judge
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.types import Prompt, Provenance
-from tests.cli.command import DATA, needs_data
+from tests import real_data
 
 
 def reply(conversation):
@@ -36,7 +36,7 @@ def exact(rows):
 
 
 def real_rows(name, limit=40):
-    return load_audit_rows(DATA / f"{name}.jsonl.gz", limit=limit)
+    return load_audit_rows(real_data.FOLDER / f"{name}.jsonl.gz", limit=limit)
 
 
 def line(audit, name):
@@ -58,7 +58,7 @@ def made_up():
 # --- whole models ----------------------------------------------------------------------------------------------------
 
 
-@needs_data
+@pytest.mark.data
 @pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless"])
 def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
     rows = real_rows(name)
@@ -68,7 +68,7 @@ def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
     assert line(audit, "reply of another row").mean.value == -1
 
 
-@needs_data
+@pytest.mark.data
 def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
     audit = run_audit(gym_rm.load_scorer(length), real_rows("gsm8k_graded"))
     assert audit.level == 2
@@ -77,7 +77,7 @@ def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
     assert line(audit, "second half dropped").verdict == "ok"
 
 
-@needs_data
+@pytest.mark.data
 def test_a_noisy_scorer_is_not_called_exploitable_but_fails_where_a_score_must_fall():
     audit = run_audit(gym_rm.load_scorer(noise), real_rows("hh_harmless", limit=64))
     assert audit.record.exploitable == ()

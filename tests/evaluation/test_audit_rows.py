@@ -4,7 +4,7 @@ from conftest import rows as raw
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_rows import AuditRow, load_audit_rows, other_replies
 from gym_rm.types import Prompt
-from tests.cli.command import DATA, needs_data
+from tests import real_data
 
 
 def row(good, bad=(), answer=None):
@@ -12,9 +12,9 @@ def row(good, bad=(), answer=None):
     return AuditRow(Prompt((user,), "p", answer=answer), (user,), good, bad)
 
 
-@needs_data
+@pytest.mark.data
 def test_a_pair_is_audited_by_its_chosen_reply():
-    found = load_audit_rows(DATA / "rewardbench_slice.jsonl.gz", limit=300)
+    found = load_audit_rows(real_data.FOLDER / "rewardbench_slice.jsonl.gz", limit=300)
     rows = {each["prompt"]: each for each in raw("rewardbench_slice")}
     assert len(found.rows) > 250
     for each in found.rows[:50]:
@@ -23,9 +23,9 @@ def test_a_pair_is_audited_by_its_chosen_reply():
         assert each.bad == (source["rejected"],)
 
 
-@needs_data
+@pytest.mark.data
 def test_right_solutions_are_good_and_wrong_ones_bad():
-    found = load_audit_rows(DATA / "gsm8k_graded.jsonl.gz", limit=1000)
+    found = load_audit_rows(real_data.FOLDER / "gsm8k_graded.jsonl.gz", limit=1000)
     rows = {each["question"]: each for each in raw("gsm8k_graded")}
     assert len(found.rows) + found.dropped == 658
     for each in found.rows:

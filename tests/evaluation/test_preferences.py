@@ -5,7 +5,7 @@ import pytest
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.evaluation.preferences import evaluate_preferences
 from gym_rm.evaluation.scored import pair_table
-from tests.cli.command import DATA, needs_data
+from tests import real_data
 from tests.evaluation.comparisons import by, comparison, scored
 
 
@@ -61,9 +61,9 @@ def test_all_right_is_not_certain():
     assert few.low < many.low < few.value == many.value == 1.0
 
 
-@needs_data
+@pytest.mark.data
 def test_hh_by_length_agrees_with_a_count_by_hand():
-    rows = load_comparisons(DATA / "hh_harmless.jsonl.gz").comparisons
+    rows = load_comparisons(real_data.FOLDER / "hh_harmless.jsonl.gz").comparisons
     found = evaluate_preferences(by(rows, len))
     better, worse = zip(
         *[sorted(zip(row.ranks, (len(r[-1]["content"]) for r in row.replies), strict=True)) for row in rows],

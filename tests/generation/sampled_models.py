@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 
-def policy(architecture="qwen3", *, dtype=torch.float32, seed=0, **overrides):
+def policy(architecture="qwen3", *, dtype=torch.float32, device="cpu", seed=0, **overrides):
     """Return a random model with clear preferences, and its tokenizer."""
     tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
     config = tiny_models._config(architecture, tokenizer, **({"initializer_range": 0.3} | overrides))
@@ -16,7 +16,7 @@ def policy(architecture="qwen3", *, dtype=torch.float32, seed=0, **overrides):
         for parameter in model.parameters():
             if parameter.unique().numel() == 1:  # initial biases and norms, which could hide errors
                 parameter += 0.1 * torch.randn_like(parameter)
-    return model.to(dtype), tokenizer
+    return model.to(device, dtype), tokenizer
 
 
 def prompts(tokenizer, lengths, seed=0):
@@ -26,10 +26,10 @@ def prompts(tokenizer, lengths, seed=0):
 
 def plain_log_probs(model, prompt, token_ids, temperature=1.0):
     """Return log-probabilities of the tokens in one forward without padding or cache."""
-    ids = torch.as_tensor(np.r_[prompt, token_ids].astype(np.int64))[None]
+    ids = torch.as_tensor(np.r_[prompt, token_ids].astype(np.int64), device=model.device)[None]
     with torch.no_grad():
         scores = (model(input_ids=ids, use_cache=False).logits[0].float() / temperature).log_softmax(-1)
-    return scores[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+    return scores[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
 
 
 def largest_error(model, rows, completions, temperature=1.0):

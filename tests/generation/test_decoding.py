@@ -1,36 +1,42 @@
 """Decoding with cached keys and values equals the plain forward, whatever rows share, end or leave."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
-from generation.sampled_models import policy, prompts
+from generation import sampled_models
+from generation.sampled_models import prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import DEVICE
 
 from gym_rm.generation import decoding
 from gym_rm.generation.decoding import LeanDecoder, Slots, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import trial
 
+policy = functools.partial(sampled_models.policy, device=DEVICE)
+
 
 @torch.no_grad()
 def check(decoder, model, texts, prompt_of_row, drops, steps):
     """Grow the rows by random tokens, drop some after each step, and compare all logits with the plain forward."""
     rng = np.random.default_rng(0)
-    logits = decoder.start(texts, np.array(prompt_of_row), steps)[torch.as_tensor(prompt_of_row)]
+    logits = decoder.start(texts, np.array(prompt_of_row), steps)[torch.as_tensor(prompt_of_row, device=DEVICE)]
     rows = [texts[prompt].tolist() for prompt in prompt_of_row]
     for step in range(steps):
         for row, got in zip(rows, logits, strict=True):
-            expected = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1]
+            expected = model(input_ids=torch.tensor([row], device=DEVICE), use_cache=False).logits[0, -1]
             torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
         kept = [place for place in range(len(rows)) if place not in drops.get(step, ())]
         if len(kept) < len(rows):
-            decoder.keep(torch.tensor(kept))
+            decoder.keep(torch.tensor(kept, device=DEVICE))
             rows = [rows[place] for place in kept]
         new = rng.integers(5, 300, size=len(rows))
         rows = [[*row, int(token)] for row, token in zip(rows, new, strict=True)]
         if step + 1 < steps:
-            logits = decoder.step(torch.as_tensor(new))
+            logits = decoder.step(torch.as_tensor(new, device=DEVICE))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])

@@ -1,6 +1,7 @@
 """Sampled completions: their distribution, their log-probabilities, seeds, ends and limits."""
 
 import copy
+import functools
 import importlib.resources
 import json
 from dataclasses import replace
@@ -8,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from generation.sampled_models import largest_error, plain_log_probs, policy, prompts
+from generation import sampled_models
+from generation.sampled_models import largest_error, plain_log_probs, prompts
+from tiny_models import DEVICE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gym_rm.errors import ConfigError, GymRMError
@@ -17,11 +20,13 @@ from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers
 from gym_rm.testing import check_sampler
 
+policy = functools.partial(sampled_models.policy, device=DEVICE)
+
 
 @pytest.fixture(scope="module")
 def embedded():
     assets = importlib.resources.files("gym_rm").joinpath("assets")
-    model = AutoModelForCausalLM.from_pretrained(str(assets / "policy"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(str(assets / "policy"), dtype=torch.float32).to(DEVICE).eval()
     tokenizer = AutoTokenizer.from_pretrained(str(assets / "policy"))
     lines = (assets / "prompts.jsonl").read_text().splitlines()[:6]
     texts = [
@@ -50,8 +55,9 @@ def chi_square(counts, probabilities, total):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_draws_have_the_distribution_of_the_logits(vocabulary, temperature):
     logits = 2 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
-    uniforms = torch.as_tensor(random_numbers(range(40), 500)).flatten()
-    tokens, log_probs = draw(logits.expand(len(uniforms), -1), uniforms, temperature)
+    uniforms = torch.as_tensor(random_numbers(range(40), 500)).flatten().to(DEVICE)
+    drawn = draw(logits.to(DEVICE).expand(len(uniforms), -1), uniforms, temperature)
+    tokens, log_probs = (each.cpu() for each in drawn)
     expected = (logits.double() / temperature).softmax(-1).numpy()
     assert abs(chi_square(np.bincount(tokens, minlength=vocabulary), expected, len(uniforms))) < 4
     np.testing.assert_allclose(log_probs, np.log(expected)[tokens], atol=1e-5)
@@ -192,7 +198,7 @@ def test_greedy_decoding_equals_generate(architecture):
     rows = prompts(tokenizer, (5, 9, 14))
     completions = LocalSampler(model, tokenizer, max_new_tokens=12, temperature=0).sample(rows, seeds=range(3))
     for row, completion in zip(rows, completions, strict=True):
-        ids = torch.as_tensor(row.astype(np.int64))[None]
+        ids = torch.as_tensor(row.astype(np.int64), device=DEVICE)[None]
         options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": end_tokens(model, tokenizer)}
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
         assert completion.token_ids.tolist() == expected[0, len(row) :].tolist()

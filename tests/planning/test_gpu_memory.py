@@ -25,9 +25,9 @@ from gym_rm.planning.model.config_sizes import shape_from_config
 from gym_rm.planning.model.shape import ModelShape
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, StepWorkload
+from tests import real_data
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data"
 CPU, H100 = device_of_kind("cpu"), device_of_kind("h100_sxm")
 LLAMA_8B = {"model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "num_hidden_layers": 32} | {
     "intermediate_size": 14_336,
@@ -245,7 +245,7 @@ def test_resident_memory_of_a_cpu_has_the_libraries_and_that_of_a_gpu_the_buffer
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.exists(), reason="the real conversations of ../shared/data are not there")
+@pytest.mark.data
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
 @pytest.mark.parametrize(
     "options",
@@ -257,7 +257,8 @@ def test_resident_memory_of_a_cpu_has_the_libraries_and_that_of_a_gpu_the_buffer
     ids=["scoring", "training", "training of another type"],
 )
 def test_a_measured_run_stays_below_its_estimate(options: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/planner_memory.py", "--folder", str(tmp_path), *options]
+    command = [sys.executable, "benchmarks/planner_memory.py", "--data", str(real_data.FOLDER)]
+    command += ["--folder", str(tmp_path), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     ratio = re.search(r"ratio (\d\.\d+)", done.stdout)
     assert ratio is not None, done.stdout + done.stderr

@@ -1,18 +1,12 @@
 """Turns of a policy for tests: real groups, random trees, and their log-probabilities by the plain forward."""
 
-import gzip
-import json
-from pathlib import Path
-
+import conftest
 import numpy as np
-import pytest
 import torch
 from hypothesis import strategies as st
 
 from gym_rm.generation.completions import Completion
 from gym_rm.policy.rollouts import RolloutTurn
-
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_graded.jsonl.gz"
 
 
 def turn(prompt, completion):
@@ -23,12 +17,8 @@ def turn(prompt, completion):
 
 def gsm8k_turns(tokenizer, *, problems, length, first=0):
     """Return the turns of GSM8K problems with their graded answers, cut at a length, and the group of each."""
-    if not GSM8K.exists():
-        pytest.skip(f"needs the real answers in {GSM8K}")
     turns, groups = [], []
-    with gzip.open(GSM8K, "rt") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(first + problems), strict=False)][first:]
-    for group, row in enumerate(rows):
+    for group, row in enumerate(conftest.rows("gsm8k_graded")[first : first + problems]):
         question = [{"role": "user", "content": row["question"]}]
         prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
         for solution in row["solutions"]:

@@ -82,8 +82,8 @@ def test_losses_do_not_depend_on_how_a_step_is_divided(architecture, saved_model
 
 def test_conversations_beyond_the_original_context_run_one_by_one(saved_model, tmp_path):
     """Their rotary frequencies depend on the longest text of a batch."""
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 1.5], "original_max_position_embeddings": 48}
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.5, 1.5]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors, "original_max_position_embeddings": 48}
     sizes = {"original_max_position_embeddings": 48, "max_position_embeddings": 256}
     model = saved_model("phi3", rope_parameters=rope, **sizes)
     rows = [*pairs(4), {"prompt": "Count.", "chosen": "1 2 3 " * 10, "rejected": "I cannot count."}]
@@ -196,7 +196,7 @@ for row in TIES:
         (RANKED, []),
         ([*pairs(8), *TIES], ["loss.preferences=rao_kupper"]),
         (pairs(8, margin=2), ["loss.preferences=margin_bradley_terry"]),
-        (pairs(8), ["loss.centring=0.1"]),
+        (pairs(8), ["loss.centring=0.1", "optimizer.learning_rate=1e-3"]),
     ],
     ids=["plackett-luce", "all pairs", "rao-kupper", "margin", "centring"],
 )

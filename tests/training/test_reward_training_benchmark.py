@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests import real_data
+
 pytest.importorskip("trl")
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data"
 FEW = ("--rows", "gsm8k", "--limit", "8", "--max-length", "256", "--batch-size", "4")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not DATA.exists(), reason="the real conversations of ../shared/data are not there"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.data]
 
 
 def output_of(mode: str, *options: str) -> str:
     command = [sys.executable, "benchmarks/reward_training.py", mode, *FEW, *options]
+    command += ["--data", str(real_data.FOLDER)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "140"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -63,9 +63,7 @@ class GemmRows:
 LADDER = {
     "cpu": (*((GemmRows(packed=True),) if packs() else ()), GemmRows(), GemmRows(256, in_chunks=True)),
     "cuda": (
-        GemmRows(),
-        GemmRows(1024),
-        GemmRows(8192),
+        *(GemmRows(size) for size in (ROWS, 128, 256, 1024, 8192)),
         *(GemmRows(size, in_chunks=True) for size in (8192, 4096, 1024)),
     ),
 }

@@ -88,6 +88,23 @@ def test_the_padding_of_large_multiples_of_rows_has_queries_too():
     assert attend(context, *inputs).shape[:2] == (1, 1024)
 
 
+@torch.inference_mode()
+def test_tiny_models_have_heads_that_compiled_attention_has(monkeypatch):
+    """Otherwise each would run padded on a GPU, and no test there would be of a tree."""
+    sizes = {}
+    trees = {*tiny_models.ARCHITECTURES} - {*tiny_models.FALLBACKS, *tiny_models.ENCODERS}
+
+    def note(self, call, query, key, value):
+        sizes.setdefault(name, set()).update(each.shape[-1] for each in (query, key, value))
+        return query.new_zeros(*query.shape[:2], value.shape[-1])
+
+    monkeypatch.setattr(TreeAttention, "__call__", note)
+    for name in trees:
+        HeadedDecoder(tiny_models.reward_model(name), ModuleHead("score"), None).values(tree_of(random_tree(0)))
+    assert sizes.keys() == trees
+    assert min(min(each) for each in sizes.values()) >= 16
+
+
 @pytest.fixture
 def counter(monkeypatch):
     """Let inductor compile flex_attention for the CPU; return a counter of the graphs."""

@@ -46,6 +46,8 @@ def test_products_of_one_thread_need_only_whole_groups_of_rows():
 
 BITS = {  # what the bits of a row depend on, in kernels for so many rows, and the rows that are the fastest
     "nothing": (lambda rows: 0, GemmRows(16)),
+    "rows below 128": (lambda rows: min(rows, 128), GemmRows(128)),
+    "other rows than multiples of 256": (lambda rows: rows % 256, GemmRows(256)),
     "rows below 1,024": (lambda rows: min(rows, 1024), GemmRows(1024)),
     "other rows than multiples of 1,024": (lambda rows: rows % 1024, GemmRows(1024)),
     "rows below 8,192": (lambda rows: min(rows, 8192), GemmRows(8192)),
@@ -70,6 +72,43 @@ def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch
     monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cpu", batch_invariance.TESTED_ROWS["cuda"])
     ladder = list(rows_to_try([nn.Linear(16, 8)]))
     assert (ladder[0], ladder[-1]) == (fastest, GemmRows(1024, in_chunks=True))
+
+
+@pytest.mark.parametrize("rows", [GemmRows(), GemmRows(128)], ids=str)
+def test_on_a_gpu_every_number_of_rows_is_tried(rows, products, monkeypatch):
+    tried = []
+    products(lambda x, result: tried.append(len(x)) or result)
+    monkeypatch.setattr(batch_invariance, "EVERY_MULTIPLE_ON", ("cpu",))
+    assert same_products(rows, nn.Linear, (8, 16), torch.float32, CPU, 1)
+    assert {*tried} == {*range(rows.multiple, 2064 + 1, rows.multiple)}
+    assert len(tried) <= len({*tried}) + 1
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_other_bits_at_one_number_of_rows_are_found_where_every_one_is_tried(every, products, monkeypatch):
+    products(lambda x, result: result + 1e-3 * (len(x) == 1552))
+    if every:
+        monkeypatch.setattr(batch_invariance, "EVERY_MULTIPLE_ON", ("cpu",))
+    assert same_products(GemmRows(), nn.Linear, (8, 16), torch.float32, CPU, 1) is not every
+
+
+def test_other_bits_at_one_place_are_found(products):
+    products(lambda x, result: result.index_add(0, torch.tensor([len(x) - 1]), torch.full((1, 8), 1e-3)))
+    assert not same_products(GemmRows(), nn.Linear, (8, 16), torch.float32, CPU, 1)
+
+
+def test_without_memory_for_many_rows_fewer_are_tried(products):
+    tried = []
+
+    def product(x, result):
+        tried.append(len(x))
+        if len(x) > 600:
+            raise torch.OutOfMemoryError
+        return result
+
+    products(product)
+    assert same_products(GemmRows(), nn.Linear, (8, 16), torch.float32, CPU, 1)
+    assert tried[-1] == 512
 
 
 def test_products_in_8_bits_are_tested_too(monkeypatch):

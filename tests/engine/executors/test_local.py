@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from gym_rm.engine.backbones.invariant_products import LADDER
+from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.batch_planning import plan_trees
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
@@ -234,4 +235,6 @@ def test_scores_on_a_gpu_equal_those_on_the_cpu(architecture, saved_model, real_
 
     expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations)
     scorer = gym_rm.load_scorer(saved_model(architecture), dtype="float32", device="cuda")
+    assert scorer.layout in tiny_models.layouts(architecture)
+    assert scorer.info.fused == (architecture in MODEL_TYPES)
     np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=1e-3)

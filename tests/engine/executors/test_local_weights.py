@@ -40,6 +40,7 @@ def test_the_error_lists_weights_that_do_not_fit(trained):
 def test_sleep_gives_the_memory_back_and_wake_takes_it():
     model = tiny_models.reward_model("qwen3", hidden_size=256).cuda()
     executor = executor_of(model)
+    assert executor._model.info.layout == "tree"
     expected = values_of(executor, trees())
     before = torch.cuda.memory_allocated()
     executor.sleep()

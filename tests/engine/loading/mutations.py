@@ -1,11 +1,14 @@
 """Wrong attention, positions and products. A model with any of them must not run as a tree.
 
 `MUTATIONS` maps a name to a function that returns a context in which the package computes something wrong; it may need
-a model with a soft cap, a window or sinks.
+a model with a soft cap, a window or sinks. That a model is refused says something only if `require_tree` accepts the
+same model without a mutation, and if the trial compared values: see `failures`.
 """
 
 import contextlib
 import dataclasses
+import logging
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
@@ -15,12 +18,47 @@ import torch
 
 from gym_rm.engine.backbones import decoder, flex_attention, tree_attention
 from gym_rm.engine.backbones.invariant_products import LADDER, GemmRows
+from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors import loaded_model
+from gym_rm.engine.executors.executor import ModelInfo
 from gym_rm.engine.pages import Pages, Tiles
+from gym_rm.errors import logger
 
 Context = contextlib.AbstractContextManager
+# Windows of 4096 tokens, as in Gemma 2 and gpt-oss: no text of the trial is as long.
+MODELS = {
+    "qwen3": {},
+    "mistral": {"sliding_window": 4096},
+    "gemma2": {"sliding_window": 4096},
+    "gpt_oss": {"sliding_window": 4096},
+}
 BLOCK = flex_attention.FLEX_BLOCK_SIZE
+
+
+FAILED = re.compile(r"^ *tree.* fails: (.*)$", re.MULTILINE)  # in the table that is logged after a load
+
+
+def require_tree(architecture: str, info: ModelInfo) -> None:
+    """Raise AssertionError if a model without a mutation does not run as a tree, fused where the package can."""
+    found, expected = (info.layout, info.fused), ("tree", architecture in MODEL_TYPES)
+    assert found == expected, f"{architecture} without a mutation: layout and fused are {found} instead of {expected}"
+
+
+@contextlib.contextmanager
+def failures():
+    """Context in which a model loads; a list of why trees failed with an error, whose values say nothing then."""
+    found = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: found.extend(FAILED.findall(record.getMessage()))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def mask(change) -> Context:

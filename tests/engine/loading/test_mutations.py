@@ -7,23 +7,15 @@ import tiny_models
 import torch
 
 from gym_rm.engine.backbones import decoder, tree_attention
-from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.errors import ConfigError
-from tests.engine.loading.mutations import MUTATIONS, SMALL
+from tests.engine.loading.mutations import MODELS, MUTATIONS, SMALL, failures, require_tree
 
 HEAD = ModuleHead("score")
-# Windows of 4096 tokens, as in Gemma 2 and gpt-oss: no text of the trial is as long.
-MODELS = {
-    "qwen3": {},
-    "mistral": {"sliding_window": 4096},
-    "gemma2": {"sliding_window": 4096},
-    "gpt_oss": {"sliding_window": 4096},
-}
 NEEDS = {"soft cap": ("gemma2",), "window": ("mistral", "gemma2", "gpt_oss"), "sinks": ("gpt_oss",)}
 CASES = [
     (name, architecture, use_flex)
@@ -52,7 +44,7 @@ def load(architecture, *, use_flex, dtype=torch.float32, **config):
 @pytest.mark.parametrize("architecture", MODELS)
 def test_without_a_mutation_the_tree_is_used(architecture, use_flex):
     info = load(architecture, use_flex=use_flex)
-    assert info.layout == "tree"
+    require_tree(architecture, info)
     assert info.tried_length == (401 if use_flex else 113)
 
 
@@ -67,8 +59,9 @@ def test_without_a_mutation_the_tree_is_used(architecture, use_flex):
     ],
 )
 def test_a_mutation_is_refused(name, architecture, use_flex, dtype):
-    with MUTATIONS[name]():
+    with MUTATIONS[name](), failures() as failed:
         assert load(architecture, use_flex=use_flex, dtype=dtype).layout != "tree"
+    assert failed == [], "refused because of its values, and not because it does not run"
 
 
 @pytest.mark.slow
@@ -77,9 +70,22 @@ def test_a_mutation_is_refused(name, architecture, use_flex, dtype):
 @pytest.mark.parametrize("architecture", MODELS)
 def test_rounding_to_16_bits_is_no_mutation(architecture, use_flex, std):
     """Nor with large weights, for which rounding changes values by a tenth."""
-    info = load(architecture, use_flex=use_flex, dtype=torch.bfloat16, initializer_range=std)
-    assert info.layout == "tree"
-    assert info.fused == (architecture in MODEL_TYPES)
+    require_tree(architecture, load(architecture, use_flex=use_flex, dtype=torch.bfloat16, initializer_range=std))
+
+
+def test_a_model_that_cannot_run_as_a_tree_is_no_control_and_its_failure_is_told(monkeypatch):
+    """As in a compiler that does not support the model: then every mutation would seem to be refused."""
+
+    def fail(*_, **__):
+        raise RuntimeError("NYI: no such heads")
+
+    monkeypatch.setattr(TreeAttention, "__call__", fail)
+    with failures() as failed:
+        info = load("qwen3", use_flex=False)
+    assert info.layout == "padded"
+    assert "NYI: no such heads" in failed[0]
+    with pytest.raises(AssertionError, match="qwen3 without a mutation"):
+        require_tree("qwen3", info)
 
 
 def test_a_wrong_prefix_cache_is_refused():

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import assistant, rows, solutions, user
+from conftest import assistant, require_data, solutions, user
 from sandbox.test_sandbox import children as descendants
 from scorers.code.mutants import mutants
 
@@ -19,6 +19,7 @@ from gym_rm.scorers.code.row_tests import read_tests
 from gym_rm.scorers.code.scorer import CodeScorer
 from gym_rm.testing import check_scorer
 from gym_rm.types import Prompt
+from tests import real_data
 
 DOUBLE = {"test_list": ["assert double(1) == 2", "assert double(0) == 0", "assert double(-3) == -6"]}
 LIMITS = {"memory_bytes": 2**28}
@@ -85,8 +86,8 @@ def verdict(scorer, code, prompt=None, **metadata):
 
 
 def humaneval():
-    rows("humaneval")
-    return load_prompts("../shared/data/humaneval.jsonl.gz")
+    require_data()
+    return load_prompts(str(real_data.FOLDER / "humaneval.jsonl.gz"))
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
