@@ -29,8 +29,9 @@ test: $(VENV)/dev ## run the tests that take less than five seconds or so each; 
 test-rest: $(VENV)/extras ## run the tests that have not passed in make test: slow ones, and those that need an extra
 	$(VENV)/bin/python $(PYTEST) --dist worksteal --passed-tests=$(VENV)/passed-tests
 
-test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported versions, and RLlib's (torch alone takes 5 GB on Linux)
+test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported versions, kernels in Triton's interpreter, and RLlib's (torch takes 5 GB on Linux)
 	$(VENV)-oldest/bin/python $(PYTEST) --dist loadfile -m 'not slow' $(OLDEST)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(PYTEST) --dist worksteal tests/engine/kernels
 	$(VENV)-oldest/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 test-all: test test-rest test-oldest lint ## run everything

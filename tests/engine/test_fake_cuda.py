@@ -33,7 +33,7 @@ DECODERS = ("qwen3", "gemma2", "gpt_oss", "mixtral", "gpt2")
 FUSED = ("qwen3",)
 ENCODERS = ("bert",)
 FEW = ("qwen3", "gemma2")  # one that is fused, and one with soft caps
-KERNELS_PER_LAYER = 30
+KERNELS_PER_LAYER = {False: 30, True: 13}  # without and with those of the package
 HEAD = ModuleHead("score")
 # Once for each mask, where attention is computed step by step (soft caps, sinks): in the oldest version that is tested,
 # transformers copies the number 0.0 to the GPU. Nothing else waits.
@@ -64,9 +64,11 @@ def batch_of(model, layout="tree"):
     return batch
 
 
-def hidden_states(model, batch, *, fuse=True, rows=None, prefix_cache=None):
+def hidden_states(model, batch, *, fuse=True, kernels=False, rows=None, prefix_cache=None):
+    if kernels:
+        pytest.importorskip("triton")
     decoder = DecoderBackbone(model, prefix_cache)
-    decoder.fuse = decoder.fuse and fuse
+    decoder.use(fuse=decoder.fuse and fuse, kernels=kernels)
     with torch.inference_mode(), BatchInvariant(rows):
         return decoder.hidden_states(batch)
 
@@ -93,6 +95,15 @@ def test_a_batch_runs_without_waits(gpu, architecture, layout, fuse):
     hidden = hidden_states(model, batch_of(model, layout), fuse=fuse)
     require(hidden, (5, model.config.hidden_size), torch.bfloat16)
     assert (waits_of(gpu) if layout == "padded" else gpu.waits) == []
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_a_tree_runs_with_the_kernels_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    hidden = hidden_states(model, batch_of(model), kernels=True)
+    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
+    assert waits_of(gpu) == []
+    assert gpu.kernels.count("gym_rm.attend.default") == model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("rows", LADDER["cuda"], ids=str)
@@ -123,15 +134,16 @@ def test_eight_bit_products_run_without_waits(gpu, architecture, monkeypatch):
     assert gpu.waits == []
 
 
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("architecture", FUSED)
-def test_a_fused_layer_launches_few_kernels(gpu, architecture):
+def test_a_fused_layer_launches_few_kernels(gpu, architecture, kernels):
     counts = []
     for layers in (2, 3):
         model = rewards(architecture, num_hidden_layers=layers)
         gpu.clear()
-        hidden_states(model, batch_of(model))
+        hidden_states(model, batch_of(model), kernels=kernels)
         counts.append(len(gpu.kernels))
-    assert counts[1] - counts[0] <= KERNELS_PER_LAYER
+    assert counts[1] - counts[0] <= KERNELS_PER_LAYER[kernels]
 
 
 @pytest.mark.parametrize(("layer", "product"), [(torch.nn.Linear, "mm.default"), (Float8Linear, "_scaled_mm.default")])
