@@ -61,7 +61,7 @@ def cases(saved_model, tmp_path_factory):
         ),
         "tensor parallel generative": Case(policy, TENSOR_PARALLEL, {"kind": "generative"}, QUESTION),
         "tensor parallel implicit": Case(policy, TENSOR_PARALLEL, {"kind": "implicit"}, {"reference": reference}),
-        "tensor parallel bfloat16": Case(qwen, TENSOR_PARALLEL, {"dtype": "bfloat16"}),
+        "tensor parallel bfloat16": Case(saved_model("qwen3", head_dim=8), TENSOR_PARALLEL, {"dtype": "bfloat16"}),
     }
     made["wrong sums"] = Case(qwen, TENSOR_PARALLEL, wrong_sums=True)
     made["tensor parallel int8"] = Case(qwen, TENSOR_PARALLEL, options={"quantization": "int8"})
