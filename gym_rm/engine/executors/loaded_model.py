@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, rows_to_try
@@ -77,8 +78,8 @@ class LoadedModel:
                 f"torch has {torch.get_num_threads()} threads, and had {self.threads} when the model was loaded; "
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
-        now = parts_of(self.models)
-        if changed := [name for name in self.parts | now if self.parts.get(name) != now.get(name)]:
+        if (now := parts_of(self.models)) != self.parts:
+            changed = [name for name in self.parts | now if self.parts.get(name) != now.get(name)]
             raise ConfigError(
                 f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: "
                 f"from {self.parts.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal "
@@ -271,11 +272,18 @@ def _require_prefix_cache(
 
 def parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
     """Return what the verification holds for: the class of each module, and the kinds of its parameters."""
-    parts = ((f"{type(model).__name__}.{name}", part) for model in models for name, part in model.named_modules())
-    return {
-        name: [type(part), *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None)]
-        for name, part in parts
-    }
+    found: dict[str, Any] = {}
+    names, parts = [type(model).__name__ for model in models], list[nn.Module](models)
+    for name, part in zip(names, parts, strict=True):  # both grow; `named_modules` takes three times as long
+        for child, each in part._modules.items():
+            if each is not None:
+                names.append(f"{name}.{child}")
+                parts.append(each)
+        found[name] = [type(part)]
+        for p in part._parameters.values():
+            if p is not None:
+                found[name] += (type(p), p.dtype, p.shape, p.device)
+    return found
 
 
 @contextlib.contextmanager
