@@ -275,14 +275,11 @@ def parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     names, parts = [type(model).__name__ for model in models], list[nn.Module](models)
     for name, part in zip(names, parts, strict=True):  # both grow; `named_modules` takes three times as long
-        for child, each in part._modules.items():
-            if each is not None:
-                names.append(f"{name}.{child}")
-                parts.append(each)
-        found[name] = [type(part)]
-        for p in part._parameters.values():
-            if p is not None:
-                found[name] += (type(p), p.dtype, p.shape, p.device)
+        children = {child: each for child, each in part._modules.items() if each is not None}
+        names += [f"{name}.{child}" for child in children]
+        parts += children.values()
+        kinds = [(type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None]
+        found[name] = [type(part), *kinds]
     return found
 
 
