@@ -44,7 +44,7 @@ class LoadedModel:
         info: what callers need to know.
         prefix_cache: keys and values of earlier calls, if they are kept.
         rows: the mode in which the forward runs; None for the plain forward.
-        parts: class and parameters of each module, for which the verification holds.
+        parts: name, class and parameters of each module, for which the verification holds.
         threads: number of torch's threads, for which it holds.
     """
 
@@ -53,7 +53,7 @@ class LoadedModel:
     info: ModelInfo
     prefix_cache: PrefixCache | None
     rows: BatchInvariant | None
-    parts: dict[str, Any]
+    parts: list[Any]
     threads: int
 
     @property
@@ -79,11 +79,12 @@ class LoadedModel:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         if (now := parts_of(self.models)) != self.parts:
-            changed = [name for name in self.parts | now if self.parts.get(name) != now.get(name)]
+            at = next(k for k in range(len(now) + 2) if now[:k] != self.parts[:k])
+            name = [each for each in now[:at] if isinstance(each, str)][-1]
             raise ConfigError(
-                f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: "
-                f"from {self.parts.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal "
-                "bits) does not hold for them, so make a new scorer; only the values of weights may change."
+                f"modules of the model have changed since the scorer was made, such as {name!r}: from "
+                f"{self.parts[at - 1 : at]} to {now[at - 1 : at]}. What was tried then (precision, equal bits) does "
+                "not hold for them, so make a new scorer; only the values of weights may change."
             )
 
     def clear_cache(self) -> None:
@@ -270,16 +271,19 @@ def _require_prefix_cache(
     )
 
 
-def parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
-    """Return what the verification holds for: the class of each module, and the kinds of its parameters."""
-    found: dict[str, Any] = {}
+def parts_of(models: Sequence[PreTrainedModel]) -> list[Any]:
+    """Return what the verification holds for: of each module the name, the class, and the kinds of its parameters."""
+    found: list[Any] = []
     names, parts = [type(model).__name__ for model in models], list[nn.Module](models)
     for name, part in zip(names, parts, strict=True):  # both grow; `named_modules` takes three times as long
-        children = {child: each for child, each in part._modules.items() if each is not None}
-        names += [f"{name}.{child}" for child in children]
-        parts += children.values()
-        kinds = [(type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None]
-        found[name] = [type(part), *kinds]
+        found += (name, type(part))
+        for child, each in part._modules.items():
+            if each is not None:
+                names.append(f"{name}.{child}")
+                parts.append(each)
+        for p in part._parameters.values():
+            if p is not None:
+                found += (type(p), p.dtype, p.shape, p.device)
     return found
 
 

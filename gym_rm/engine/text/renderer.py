@@ -147,10 +147,6 @@ class Renderer:
             raise too_long(len(ids), self.max_length)
         return Rendered(ids)
 
-    def control_tokens_in(self, text: str) -> tuple[str, ...]:
-        """Return the control tokens that the tokenizer would find in a text. `encode` reads them as plain text."""
-        return self._control.find(text)
-
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
         before = conversation[:-1]
@@ -177,8 +173,7 @@ class Renderer:
             if state == (None, None, self.tokenizer.split_special_tokens):  # a call sets them, and leaves them so
                 return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]
-        return encoded
+        return [*self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]]
 
     @functools.cached_property
     def _only_calls_backend(self) -> bool:
