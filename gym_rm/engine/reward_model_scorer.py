@@ -8,10 +8,12 @@ values to rewards. A failure affects only the rows of its own sequences.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import pydantic
 from transformers import PreTrainedModel
@@ -28,21 +30,20 @@ from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, RunResult, Scheduler
-from gym_rm.engine.score_call import RenderedRow, ScoreCall
+from gym_rm.engine.schedule import Budget, Scheduler
+from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
-from gym_rm.engine.token_tree import Layout
+from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import lock_open_after_fork
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload, tools_of
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
-
-Item = TypeVar("Item")
+CHARACTERS_PER_TOKEN = 3  # or a little more, so that a chunk of text is one batch
 
 
 def _budget(value: Any) -> Budget:
@@ -235,10 +236,13 @@ class RewardModelScorer:
         judged, prompts, complete = self._judged.read(conversations, prompts)
         tools = tools_of(prompts, len(judged))
 
+        def render(rows: Sequence[int]) -> list[RenderedRow]:
+            return self.renderer.encode_turns([judged[k] for k in rows], [tools[k] for k in rows], turns=turns)
+
         with self._lock, call_id("score"):
-            call, seconds = self._plan(lambda: self.renderer.encode_turns(judged, tools, turns=turns))
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return complete(self._collect(call, result, seconds, all_turns=turns == "all")).raise_for_errors()
+            characters = CHARACTERS_PER_TOKEN * self._scheduler.budget
+            chunks = in_chunks(judged, tools, characters) if self._scheduler.ahead else [range(len(judged))]
+            return complete(self._run(chunks, render, turns == "all")).raise_for_errors()
 
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
@@ -260,11 +264,9 @@ class RewardModelScorer:
                 f"a reward model of kind {self.kind.name!r} needs to know where the reply starts; pass conversations "
                 "to score()."
             )
-        encode = self.renderer.encode_text
+        encode = functools.partial(self.renderer.encode_text, add_special_tokens=add_special_tokens)
         with self._lock, call_id("score"):
-            call, seconds = self._plan(lambda: _each(texts, lambda text: [encode(text, add_special_tokens)]))
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return self._collect(call, result, seconds).raise_for_errors()
+            return self._run([texts], functools.partial(_each, encode)).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -305,23 +307,31 @@ class RewardModelScorer:
         with self._lock:
             self.executor.close()
 
-    def _plan(self, render: Callable[[], list[RenderedRow]]) -> tuple[ScoreCall, float]:
-        """Render conversations or texts; return the call and its seconds so far."""
-        start = time.perf_counter()
-        with stage("render"):
-            call = ScoreCall.plan(self.kind, self.info, render(), self.renderer.tokenizer)
-        return call, time.perf_counter() - start
+    def _run(
+        self, chunks: Sequence[Any], render: Callable[[Any], list[RenderedRow]], all_turns: bool = False
+    ) -> Scores:
+        """Render chunks (of numbers of rows, if there are several) and run them; return the scores of all rows."""
+        call, seconds = ScoreCall(self.kind), 0.0
 
-    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
-        """Return the scores of a call; failures are in `Scores.errors`."""
+        def sequences() -> Iterator[list[TokenSequence]]:
+            nonlocal seconds
+            for rows in chunks:
+                start = time.perf_counter()
+                with stage("render"):
+                    added = call.add(render(rows), self.info, self.renderer.tokenizer)
+                seconds += time.perf_counter() - start
+                yield added
+
+        result = self._scheduler.run(sequences(), self.executor)
         call.reduce(result)
         if any(sequence.truncated_tokens for sequence in call.sequences):
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
-        workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
-        return call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
+        times = Workload(num_tokens=call.num_tokens, render_seconds=seconds, run_seconds=-seconds)
+        scores = call.collect(all_turns=all_turns, provenance=self.provenance, workload=result.workload + times)
+        return scores.scatter(itertools.chain(*chunks), len(scores)) if len(chunks) > 1 else scores
 
 
 def load_reward_model(
@@ -344,12 +354,12 @@ def load_reward_model(
     return RewardModelScorer.of_checkpoint(open_checkpoint(load), executor=executor, **others)
 
 
-def _each(items: Iterable[Item], render: Callable[[Item], list[Rendered]]) -> list[RenderedRow]:
-    """Render items one by one; one that cannot be rendered becomes its error."""
+def _each(encode: Callable[[Any], Rendered], texts: Iterable[Any]) -> list[RenderedRow]:
+    """Encode texts one by one; one that cannot be encoded becomes its error."""
     rows: list[RenderedRow] = []
-    for item in items:
+    for text in texts:
         try:
-            rows.append(render(item))
+            rows.append([encode(text)])
         except ConversationError as error:
             rows.append(error)
     return rows

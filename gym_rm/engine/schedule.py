@@ -9,8 +9,9 @@ batch. Only a sequence that fails again gets an error.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -19,7 +20,7 @@ import numpy as np
 from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.debugging import current_call, stage
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
-from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence
+from gym_rm.engine.token_tree import Batch, BatchPlan, Layout, TokenSequence
 from gym_rm.errors import RowError, logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
@@ -49,16 +50,21 @@ class RunResult:
     """Values and failures of M sequences.
 
     Attributes:
-        values: float32 `[sum R, K]`, values of the first sequence, then of the second, and so on; NaN if it failed.
+        sequences: the sequences.
+        values: float32 `[R, K]` for each sequence; NaN if it failed.
         failures: error of each failed sequence, by its index.
         saved: file with the batch of a sequence whose values are not finite, if it was saved, by its index.
         workload: cost of the run.
     """
 
-    values: FloatArray
+    sequences: list[TokenSequence] = field(default_factory=list)
+    values: list[FloatArray] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     saved: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+
+
+Ran: TypeAlias = tuple[Attempt, BatchPlan, list[BatchResult]]
 
 
 class Scheduler:
@@ -71,6 +77,7 @@ class Scheduler:
 
     Attributes:
         budget: maximum number of tokens in a batch; halved after running out of memory.
+        ahead: whether text and batches are made while the device computes, which only a GPU does beside the host.
     """
 
     def __init__(self, info: ModelInfo, *, layout: Layout, budget: Budget = "auto") -> None:
@@ -79,38 +86,35 @@ class Scheduler:
         # The automatic budget is not a limit: longer sequences run in a larger batch of their own.
         self._limit = None if budget == "auto" else budget
         self.budget = info.max_num_batched_tokens if budget == "auto" else budget
+        self.ahead = layout == "tree" and info.device.startswith("cuda") and info.num_replicas == 1
 
-    def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
-        """Run M sequences and return their values; a failed batch affects only its own sequences."""
-        starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
-        result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
-        before = self.budget
-        pending = self._first_attempts(sequences, result)
+    def run(self, chunks: Iterable[Sequence[TokenSequence]], executor: Executor) -> RunResult:
+        """Run M sequences, which come in chunks, and return their values; a failed batch affects only its own."""
+        result, before = RunResult(), self.budget
+        pending: list[Iterable[Attempt]] = [self._first_attempts(chunks, result)]
         while pending:
-            attempt = pending.pop()
-            rows = attempt.rows
-            started = time.perf_counter()
-            with stage("plan"):
-                plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
-            planned = time.perf_counter()
-            outcomes = executor.run(plan.batches)
-            for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
-                log = "%s: batch %d of %d unique tokens and %d with padding on replica %d%s"
-                sizes = b, batch.num_tokens, batch.input_ids.size, outcome.replica
-                logger.debug(log, current_call(), *sizes, ", again" if attempt.again else "")
-                shape = batch.num_reads, self._info.num_values
-                if outcome.values is not None and outcome.values.shape != shape:  # as of a replaced head
-                    reason = f"the model must return values of the shape {shape}, got {outcome.values.shape}"
-                    outcomes[b] = BatchResult(error=reason)
-            result.workload += _cost(plan.batches, outcomes, attempt, planned - started, time.perf_counter() - planned)
-            too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
-            if broken:
-                reason = next((outcome.error for outcome in outcomes if outcome.error), "values that are not finite")
-                logger.warning("%d of %d sequences failed (%s); running each alone", len(broken), len(rows), reason)
-                longest = max(len(sequences[m].input_ids) for m in broken)
-                pending.append(Attempt(broken, longest, alone=True, again=True))
-            pending += self._smaller_attempts(too_large, attempt.budget, sequences)
-        if self.budget < before and len(result.failures) == len(sequences):
+            too_large: dict[int, list[int]] = {}  # by budget
+            for attempt, plan, outcomes in self._run(pending.pop(), executor, result):
+                for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
+                    log = "%s: batch %d of %d unique tokens and %d with padding on replica %d%s"
+                    sizes = b, batch.num_tokens, batch.input_ids.size, outcome.replica
+                    logger.debug(log, current_call(), *sizes, ", again" if attempt.again else "")
+                    shape = batch.num_reads, self._info.num_values
+                    if outcome.values is not None and outcome.values.shape != shape:  # as of a replaced head
+                        reason = f"the model must return values of the shape {shape}, got {outcome.values.shape}"
+                        outcomes[b] = BatchResult(error=reason)
+                result.workload += _cost(plan.batches, outcomes, attempt)
+                large, broken = _collect(plan, outcomes, attempt, result)
+                too_large.setdefault(attempt.budget, []).extend(large)
+                if broken:
+                    reason = next((each.error for each in outcomes if each.error), "values that are not finite")
+                    counts = len(broken), len(attempt.rows)
+                    logger.warning("%d of %d sequences failed (%s); running each alone", *counts, reason)
+                    longest = max(len(result.sequences[m].input_ids) for m in broken)
+                    pending.append([Attempt(broken, longest, alone=True, again=True)])
+            for budget, rows in too_large.items():
+                pending += [[attempt] for attempt in self._smaller_attempts(rows, budget, result.sequences)]
+        if self.budget < before and len(result.failures) == len(result.sequences):
             self.budget = before  # less memory would not have helped
         elif self.budget < before:
             warn_once(
@@ -119,28 +123,49 @@ class Scheduler:
             )
         return result
 
-    def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
-        """Return attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""
-        short: list[int] = []
-        long: list[int] = []
-        apart: list[int] = []
-        for m, sequence in enumerate(sequences):
-            length = len(sequence.input_ids)
-            if self._limit is not None and length > self._limit:
-                result.failures[m] = RowError(
-                    f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
-                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
-                    "too_long",
-                )
-            elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
-                apart.append(m)
-            else:
-                (short if length <= self.budget else long).append(m)
-        longest = max((len(sequences[m].input_ids) for m in apart), default=0)
-        larger = self.budget + max((len(sequences[m].input_ids) for m in long), default=0)
-        larger = larger if self._limit is None else min(larger, self._limit)
-        attempts = (Attempt(apart, longest, alone=True), Attempt(long, larger), Attempt(short, self.budget))
-        return [attempt for attempt in attempts if attempt.rows]
+    def _run(self, attempts: Iterable[Attempt], executor: Executor, result: RunResult) -> list[Ran]:
+        """Plan attempts and run their batches; return the plan and the outcomes of each attempt."""
+        plans: list[tuple[Attempt, BatchPlan]] = []
+
+        def batches() -> Iterator[Batch]:
+            for attempt in attempts:
+                begun = time.perf_counter()
+                with stage("plan"):
+                    plan = self._plan([result.sequences[m] for m in attempt.rows], attempt.budget, attempt.alone)
+                plans.append((attempt, plan))
+                seconds = time.perf_counter() - begun
+                result.workload += Workload(plan_seconds=seconds, run_seconds=-seconds)
+                yield from plan.batches
+
+        begun = time.perf_counter()
+        made = batches() if self.ahead else [*batches()]
+        outcomes = iter(executor.run(made) if made else ())
+        result.workload += Workload(run_seconds=time.perf_counter() - begun)
+        return [(attempt, plan, [*itertools.islice(outcomes, len(plan.batches))]) for attempt, plan in plans]
+
+    def _first_attempts(self, chunks: Iterable[Sequence[TokenSequence]], result: RunResult) -> Iterator[Attempt]:
+        """Yield attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""
+        for chunk in chunks:
+            short, long, apart = list[int](), list[int](), list[int]()
+            for m, sequence in enumerate(chunk, start=len(result.sequences)):
+                result.values.append(np.full((len(sequence.read_positions), self._info.num_values), np.nan, np.float32))
+                length = len(sequence.input_ids)
+                if self._limit is not None and length > self._limit:
+                    result.failures[m] = RowError(
+                        f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
+                        "max_num_batched_tokens, or set max_length with overlong='drop_turns'",
+                        "too_long",
+                    )
+                elif self._info.max_batchable_length is not None and length > self._info.max_batchable_length:
+                    apart.append(m)
+                else:
+                    (short if length <= self.budget else long).append(m)
+            result.sequences += chunk
+            longest = max((len(result.sequences[m].input_ids) for m in apart), default=0)
+            larger = self.budget + max((len(result.sequences[m].input_ids) for m in long), default=0)
+            larger = larger if self._limit is None else min(larger, self._limit)
+            attempts = (Attempt(short, self.budget), Attempt(long, larger), Attempt(apart, longest, alone=True))
+            yield from (attempt for attempt in attempts if attempt.rows)
 
     def _smaller_attempts(self, rows: list[int], budget: int, sequences: Sequence[TokenSequence]) -> list[Attempt]:
         """Halve the budget if needed, and return the attempts for rows that ran out of memory with `budget`."""
@@ -171,12 +196,7 @@ class Scheduler:
 
 
 def _collect(
-    plan: BatchPlan,
-    outcomes: Sequence[BatchResult],
-    attempt: Attempt,
-    sequences: Sequence[TokenSequence],
-    starts: IntArray,
-    result: RunResult,
+    plan: BatchPlan, outcomes: Sequence[BatchResult], attempt: Attempt, result: RunResult
 ) -> tuple[list[int], list[int]]:
     """Copy values and failures into the result; return the rows to run in smaller batches, and those to run alone."""
     offsets = np.cumsum([0] + [batch.num_reads for batch in plan.batches])
@@ -185,11 +205,11 @@ def _collect(
     first = 0
     for k, m in enumerate(attempt.rows):
         b = int(plan.batch_of[k])
-        index = plan.value_index[first : first + len(sequences[m].read_positions)]
+        index = plan.value_index[first : first + len(result.values[m])]
         first += len(index)
         outcome = outcomes[b]
         if outcome.values is not None:
-            values = result.values[starts[m] : starts[m + 1]] = outcome.values[index - offsets[b]]
+            values = result.values[m] = outcome.values[index - offsets[b]]
             if sizes[b] > 1 and not np.isfinite(values).all():
                 broken.append(m)
             elif outcome.saved is not None:
@@ -204,13 +224,7 @@ def _collect(
     return too_large, broken
 
 
-def _cost(
-    batches: Sequence[Batch],
-    outcomes: Sequence[BatchResult],
-    attempt: Attempt,
-    plan_seconds: float,
-    run_seconds: float,
-) -> Workload:
+def _cost(batches: Sequence[Batch], outcomes: Sequence[BatchResult], attempt: Attempt) -> Workload:
     done = [batch for batch, outcome in zip(batches, outcomes, strict=True) if outcome.error is None]
     return Workload(
         unique_tokens=sum(batch.num_tokens for batch in done),
@@ -218,7 +232,5 @@ def _cost(
         reused_tokens=sum(outcome.reused_tokens for outcome in outcomes),
         num_batches=len(done),
         num_retries=len(batches) if attempt.again else 0,
-        plan_seconds=plan_seconds,
-        run_seconds=run_seconds,
         peak_memory_bytes=max((outcome.peak_memory_bytes for outcome in outcomes), default=0),
     )

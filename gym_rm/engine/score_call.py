@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,32 +44,32 @@ class ScoreCall:
 
     Attributes:
         kind: kind of reward model.
-        rendered: `[N]`, the sequences of each conversation.
+        rendered: `[N]`, the sequences of each conversation, which are added in chunks.
         sequences: `[M]`, the sequences of all conversations, in order.
         scored: scores by index of the sequence.
         tokens: sequences to run, by index of the sequence.
     """
 
     kind: Kind
-    rendered: Sequence[RenderedRow]
-    sequences: Sequence[Rendered]
-    scored: dict[int, ScoredSequence]
-    tokens: dict[int, TokenSequence]
+    rendered: list[RenderedRow] = field(default_factory=list)
+    sequences: list[Rendered] = field(default_factory=list)
+    scored: dict[int, ScoredSequence] = field(default_factory=dict)
+    tokens: dict[int, TokenSequence] = field(default_factory=dict)
 
-    @classmethod
-    def plan(cls, kind: Kind, info: ModelInfo, rendered: Sequence[RenderedRow], tokenizer: Any) -> ScoreCall:
-        """Find the positions to read in the sequences of conversations; one that cannot be read gets an error."""
-        sequences = [sequence for row in rendered if not isinstance(row, ConversationError) for sequence in row]
-        tokens, scored = {}, {}
-        for m, sequence in enumerate(sequences):
+    def add(self, rendered: Sequence[RenderedRow], info: ModelInfo, tokenizer: Any) -> list[TokenSequence]:
+        """Add conversations and return the sequences to run; one without a position to read gets an error."""
+        before, first = len(self.tokens), len(self.sequences)
+        self.rendered.extend(rendered)
+        self.sequences.extend(each for row in rendered if not isinstance(row, ConversationError) for each in row)
+        for m, sequence in enumerate(self.sequences[first:], start=first):
             try:
                 check_tokens(sequence, info, tokenizer)
-                positions = kind.read_positions(sequence)
+                positions = self.kind.read_positions(sequence)
             except ConversationError as error:
-                scored[m] = _failed(str(error), kind)
+                self.scored[m] = _failed(str(error), self.kind)
             else:
-                tokens[m] = TokenSequence(sequence.input_ids, positions, sequence.second_segment)
-        return cls(kind, rendered, sequences, scored, tokens)
+                self.tokens[m] = TokenSequence(sequence.input_ids, positions, sequence.second_segment)
+        return list(self.tokens.values())[before:]
 
     @property
     def num_tokens(self) -> int:
@@ -80,12 +80,12 @@ class ScoreCall:
         """Compute rewards from the values that were read, and put them into `scored`."""
         if not self.tokens:
             return
-        starts = np.cumsum([0, *(len(sequence.read_positions) for sequence in self.tokens.values())])
+        starts = np.cumsum([0, *map(len, result.values)])
         with np.errstate(all="ignore"):  # values that are not finite have no reward, see below
-            reduction = self.kind.reduce(result.values, starts)
+            reduction = self.kind.reduce(np.concatenate(result.values), starts)
         for k, m in enumerate(self.tokens):
             reward = float(reduction.rewards[k])
-            values = result.values[starts[k] : starts[k + 1]]
+            values = result.values[k]
             if k in result.failures:
                 self.scored[m] = _failed(result.failures[k], self.kind)
             elif not np.isfinite(values).all():  # a reduction can hide them: the sigmoid of infinity is 1
@@ -139,6 +139,21 @@ class ScoreCall:
             infos=dropped,
             **others,
         )
+
+
+def in_chunks(conversations: Sequence[Any], tools: Sequence[Any], characters: int) -> list[list[int]]:
+    """Return rows in chunks of about so many different characters, with the replies to a prompt in one if they fit."""
+    pairs = [(each[:-1], each[-1:]) if isinstance(each, list | tuple) else ((), each) for each in conversations]
+    texts = [(f"{of_row}{prompt}", str(reply)) for (prompt, reply), of_row in zip(pairs, tools, strict=True)]
+    chunks: dict[int, list[int]] = {}
+    before, start, stop = None, 0, 0
+    for row in sorted(range(len(texts)), key=texts.__getitem__):
+        prompt, reply = texts[row]
+        if prompt != before:
+            before, start, stop = prompt, stop, stop + len(prompt)
+        stop += len(reply)
+        chunks.setdefault(max(start, stop - characters) // characters, []).append(row)
+    return [sorted(rows) for rows in chunks.values()]
 
 
 def check_tokens(rendered: Rendered, info: ModelInfo, tokenizer: Any) -> None:

@@ -81,7 +81,7 @@ def check_executor(
 
 
 def _values(executor: Executor, batches: Sequence[Batch]) -> list[FloatArray]:
-    results = executor.run(batches)
+    results = executor.run(iter(batches))
     assert len(results) == len(batches), f"run returned {len(results)} results for {len(batches)} batches"
     values = [result.values for result in results]
     errors = [result.error for result in results if result.error is not None]

@@ -229,9 +229,9 @@ def random_ids(length, seed=0):
 
 
 def values_of(executor, info, sequences, budget=10**6):
-    result = Scheduler(info, layout=info.layout, budget=budget).run(sequences, executor)
+    result = Scheduler(info, layout=info.layout, budget=budget).run([sequences], executor)
     assert not result.failures
-    return np.split(result.values, np.cumsum([len(each.read_positions) for each in sequences])[:-1])
+    return result.values
 
 
 def ending(ids):

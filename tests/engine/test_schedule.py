@@ -66,6 +66,10 @@ def sums(sequences):
     return [[float(each.input_ids.sum())] for each in sequences]
 
 
+def values_of(result):
+    return [value for values in result.values for value in values.tolist()]
+
+
 @pytest.fixture
 def short_and_long():
     return [ending(random_ids(235, seed)) for seed in range(30)] + [ending(random_ids(5034, 99))]
@@ -85,8 +89,8 @@ def test_every_sequence_gets_its_value_or_an_error(given_, budget, layout, data)
     memory = data.draw(st.integers(1, 80))
     broken = data.draw(st.sets(st.integers(1, 6)))
     executor = PlainExecutor(memory, fails=lambda batch, call: "broken" if call in broken else None)
-    result = scheduler(budget, layout).run(given_, executor)
-    for m, (value, expected) in enumerate(zip(result.values.tolist(), sums(given_), strict=True)):
+    result = scheduler(budget, layout).run([given_], executor)
+    for m, (value, expected) in enumerate(zip(values_of(result), sums(given_), strict=True)):
         if m in result.failures:
             assert np.isnan(value[0])
             assert (
@@ -106,19 +110,19 @@ def test_every_sequence_gets_its_value_or_an_error(given_, budget, layout, data)
 @pytest.mark.parametrize("budget", ["auto", 20_000, 6000])
 def test_a_conversation_too_long_for_the_memory_fails_alone(budget, layout, short_and_long):
     runner = scheduler(budget, layout)
-    result = runner.run(short_and_long, PlainExecutor(memory=1500))
+    result = runner.run([short_and_long], PlainExecutor(memory=1500))
     assert list(result.failures) == [30]
     tokens = {"tree": 5034, "padded": 5056}[layout]  # the width of a padded batch is a multiple of 32
     assert f"OutOfMemoryError: {tokens} tokens" in result.failures[30]
-    assert result.values[:30].tolist() == sums(short_and_long[:30])
+    assert values_of(result)[:30] == sums(short_and_long[:30])
     assert 256 < runner.budget <= 1500
 
 
 def test_the_smaller_budget_is_kept_for_the_next_run(short_and_long):
     runner = scheduler(20_000)
-    runner.run(short_and_long, PlainExecutor(memory=1500))
+    runner.run([short_and_long], PlainExecutor(memory=1500))
     again = PlainExecutor()
-    assert not runner.run(short_and_long, again).failures
+    assert not runner.run([short_and_long], again).failures
     assert sorted(again.sizes)[-1] == 5034
     assert sorted(again.sizes)[-2] <= 1500
 
@@ -126,13 +130,13 @@ def test_the_smaller_budget_is_kept_for_the_next_run(short_and_long):
 def test_the_budget_is_kept_if_every_sequence_fails():
     runner = scheduler(1000)
     sequences = [ending(random_ids(50, seed)) for seed in range(4)]
-    assert len(runner.run(sequences, PlainExecutor(memory=0)).failures) == 4
+    assert len(runner.run([sequences], PlainExecutor(memory=0)).failures) == 4
     assert runner.budget == 1000
 
 
 def test_only_the_batches_that_ran_out_of_memory_are_run_again(short_and_long):
     executor = PlainExecutor(memory=1300)
-    scheduler(1500).run(short_and_long[:30], executor)
+    scheduler(1500).run([short_and_long[:30]], executor)
     done = sum(size for size in executor.sizes if size <= 1300)
     assert done <= 30 * 235
 
@@ -140,7 +144,7 @@ def test_only_the_batches_that_ran_out_of_memory_are_run_again(short_and_long):
 def test_a_prompt_longer_than_the_automatic_budget_is_still_shared():
     prompt = random_ids(AUTOMATIC + 500, 0)
     group = [ending(np.concatenate([prompt, random_ids(40, 1 + reply)])) for reply in range(8)]
-    result = scheduler().run(group, PlainExecutor())
+    result = scheduler().run([group], PlainExecutor())
     assert not result.failures
     assert result.workload.unique_tokens <= len(prompt) + 8 * 40
 
@@ -150,10 +154,10 @@ def test_a_sequence_that_fails_does_not_affect_its_batch(layout):
     sequences = [ending(random_ids(100, seed)) for seed in range(6)]
     sequences[3].input_ids[50] = 999
     executor = PlainExecutor(fails=lambda batch, call: "broken" if (batch.input_ids == 999).any() else None)
-    result = scheduler(layout=layout).run(sequences, executor)
+    result = scheduler(layout=layout).run([sequences], executor)
     assert result.failures == {3: "its batch failed: broken"}
     kept = [0, 1, 2, 4, 5]
-    assert result.values[kept].tolist() == [sums(sequences)[m] for m in kept]
+    assert [values_of(result)[m] for m in kept] == [sums(sequences)[m] for m in kept]
 
 
 def test_a_nan_does_not_reach_the_other_sequences_of_its_batch():
@@ -165,9 +169,9 @@ def test_a_nan_does_not_reach_the_other_sequences_of_its_batch():
     sequences = [ending(random_ids(100, seed)) for seed in range(6)]
     sequences[3].input_ids[50] = 999
     executor = Spreading()
-    result = scheduler().run(sequences, executor)
+    result = scheduler().run([sequences], executor)
     assert not result.failures
-    assert np.flatnonzero(np.isnan(result.values)).tolist() == [3]
+    assert np.flatnonzero(np.isnan(values_of(result))).tolist() == [3]
     assert len(executor.batches) == 7, "one batch, then each sequence alone, once"
 
 
@@ -186,9 +190,9 @@ def shapes(batches):
 def test_only_texts_longer_than_the_shared_context_run_alone(layout, expected):
     sequences = [ending(random_ids(length, length)) for length in (5, 60, 6, 70)]
     executor = PlainExecutor()
-    result = scheduler(layout=layout, max_batchable_length=50).run(sequences, executor)
+    result = scheduler(layout=layout, max_batchable_length=50).run([sequences], executor)
     assert shapes(executor.batches) == expected
-    assert result.values.tolist() == sums(sequences)
+    assert values_of(result) == sums(sequences)
 
 
 def test_scheduling_loads_no_torch():
@@ -212,8 +216,8 @@ def groups(count, prompt, reply, size=8):
 
 def batches_for(sequences, replicas, layout="tree", **changes):
     executor = PlainExecutor()
-    result = scheduler(layout=layout, num_replicas=replicas, **changes).run(sequences, executor)
-    assert result.values.tolist() == sums(sequences)
+    result = scheduler(layout=layout, num_replicas=replicas, **changes).run([sequences], executor)
+    assert values_of(result) == sums(sequences)
     return executor
 
 

@@ -69,16 +69,17 @@ class Evaluation:
 
     def begin(self) -> None:
         """Note how the models and torch are, and change them."""
-        parts = [part for model in self._models for part in model.modules()]
+        parts = list[nn.Module](self._models)
+        for part in parts:  # it grows; `modules` takes longer, before every call
+            parts += [each for each in part._modules.values() if each is not None] if part._modules else ()
         device = device_of(self._models[0]).type
         tables = [each for part in parts for each in (part._parameters, part._forward_hooks, part._forward_pre_hooks)]
-        configs = {
-            id(config): config for part in parts if isinstance(config := vars(part).get("config"), PreTrainedConfig)
-        }
+        found = {id(config): config for part in parts if (config := vars(part).get("config")) is not None}
+        configs = [config for config in found.values() if isinstance(config, PreTrainedConfig)]
         self._before = before = _Before(
             training=[part for part in parts if part.training],
-            attention=[(config, config._attn_implementation) for config in configs.values()],
-            tables=[(table, dict(table)) for table in tables],
+            attention=[(config, config._attn_implementation) for config in configs],
+            tables=[(table, dict(table) if table else {}) for table in tables],
             modes=[torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())],
             blas=blas_settings(),
             device=device,

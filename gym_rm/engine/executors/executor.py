@@ -7,7 +7,7 @@ of reward model, but no weights; it gets the properties of the loaded model as `
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -149,8 +149,8 @@ class Executor(Protocol):
             ConfigError: the model cannot be loaded, an option does not fit it, or the executor already has a model.
         """
 
-    def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
-        """Run batches and return one result per batch; a failed batch does not affect the others."""
+    def run(self, batches: Iterable[Batch]) -> list[BatchResult]:
+        """Run batches, which may be made one by one, and return a result for each; a failed one affects no other."""
 
     def update_weights(self, weights: Weights) -> None:
         """Replace the weights with others of the same shapes: a folder or hub id, or tensors by name.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, rows_to_try
@@ -44,7 +45,7 @@ class LoadedModel:
         info: what callers need to know.
         prefix_cache: keys and values of earlier calls, if they are kept.
         rows: the mode in which the forward runs; None for the plain forward.
-        parts: class and parameters of each module, for which the verification holds.
+        parts: name, class and parameters of each module, for which the verification holds.
         threads: number of torch's threads, for which it holds.
     """
 
@@ -53,7 +54,7 @@ class LoadedModel:
     info: ModelInfo
     prefix_cache: PrefixCache | None
     rows: BatchInvariant | None
-    parts: dict[str, Any]
+    parts: list[Any]
     threads: int
 
     @property
@@ -78,12 +79,13 @@ class LoadedModel:
                 f"torch has {torch.get_num_threads()} threads, and had {self.threads} when the model was loaded; "
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
-        now = parts_of(self.models)
-        if changed := [name for name in self.parts | now if self.parts.get(name) != now.get(name)]:
+        if (now := parts_of(self.models)) != self.parts:
+            at = next(k for k in range(len(now) + 2) if now[:k] != self.parts[:k])
+            name = [each for each in now[:at] if isinstance(each, str)][-1]
             raise ConfigError(
-                f"{len(changed)} modules of the model have changed since the scorer was made, such as {changed[0]!r}: "
-                f"from {self.parts.get(changed[0])} to {now.get(changed[0])}. What was tried then (precision, equal "
-                "bits) does not hold for them, so make a new scorer; only the values of weights may change."
+                f"modules of the model have changed since the scorer was made, such as {name!r}: from "
+                f"{self.parts[at - 1 : at]} to {now[at - 1 : at]}. What was tried then (precision, equal bits) does "
+                "not hold for them, so make a new scorer; only the values of weights may change."
             )
 
     def clear_cache(self) -> None:
@@ -272,13 +274,20 @@ def _require_prefix_cache(
     )
 
 
-def parts_of(models: Sequence[PreTrainedModel]) -> dict[str, Any]:
-    """Return what the verification holds for: the class of each module, and the kinds of its parameters."""
-    parts = ((f"{type(model).__name__}.{name}", part) for model in models for name, part in model.named_modules())
-    return {
-        name: [type(part), *((type(p), p.dtype, p.shape, p.device) for p in part._parameters.values() if p is not None)]
-        for name, part in parts
-    }
+def parts_of(models: Sequence[PreTrainedModel]) -> list[Any]:
+    """Return what the verification holds for: of each module the name, the class, and the kinds of its parameters."""
+    found: list[Any] = []
+    names, parts = [type(model).__name__ for model in models], list[nn.Module](models)
+    for name, part in zip(names, parts, strict=True):  # both grow; `named_modules` takes three times as long
+        found += (name, type(part))
+        for child, each in part._modules.items():
+            if each is not None:
+                names.append(f"{name}.{child}")
+                parts.append(each)
+        for p in part._parameters.values():
+            if p is not None:
+                found += (type(p), p.dtype, p.shape, p.device)
+    return found
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class LocalExecutor:
             raise
         return self._model.info
 
-    def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
+    def run(self, batches: Iterable[Batch]) -> list[BatchResult]:
         """See `Executor.run`."""
         _require_threads()
         if self._asleep is not None:
@@ -65,13 +65,15 @@ class LocalExecutor:
         model.require_same_parts()
         if model.borrowed:
             model.forget_packed_weights()  # the caller may have changed them in a way that nothing notices
+        ran: list[Batch] = []
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
         first, second = locks_of(model.models)
         evaluation = Evaluation(model.models, rows=model.rows)
         with first, second, evaluation, evaluation:
             evaluation.begin()
-            for batch in batches:
+            for batch in batches:  # on a GPU, the next one is made while it computes
+                ran.append(batch)
                 reused = model.reused_tokens
                 try:
                     with stage("forward"):
@@ -89,7 +91,7 @@ class LocalExecutor:
         if model.borrowed:
             model.forget_packed_weights()  # torch refuses to swap parameters that something refers to
         start = 0
-        for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
+        for index, (batch, result) in enumerate(zip(ran, results, strict=True)):
             if result.error is None:
                 of_batch = stacked[start : start + batch.num_reads]
                 finite = np.isfinite(of_batch).all()

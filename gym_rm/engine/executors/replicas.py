@@ -15,7 +15,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from time import monotonic
@@ -139,9 +139,9 @@ class ReplicatedExecutor:
         self._stall_timeout = RESTART_FACTOR * (self._options.batch_timeout + monotonic() - begun)
         return replace(self._info, num_replicas=len(replicas))
 
-    def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
+    def run(self, batches: Iterable[Batch]) -> list[BatchResult]:
         """See `Executor.run`. After an interrupt, the executor can be used again."""
-        threads = self._loaded()
+        threads, batches = self._loaded(), [*batches]
         waiting = deque(sorted(range(len(batches)), key=lambda i: -batches[i].num_tokens))
         answers: queue.SimpleQueue[tuple[int, BatchResult] | None] = queue.SimpleQueue()
         results: dict[int, BatchResult] = {}

@@ -147,10 +147,6 @@ class Renderer:
             raise too_long(len(ids), self.max_length)
         return Rendered(ids)
 
-    def control_tokens_in(self, text: str) -> tuple[str, ...]:
-        """Return the control tokens that the tokenizer would find in a text. `encode` reads them as plain text."""
-        return self._control.find(text)
-
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
         before = conversation[:-1]
@@ -163,13 +159,27 @@ class Renderer:
         """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack, or as is."""
         if not texts:
             return []
-        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         bare: list[TokenIds] = []
         ends = itertools.accumulate(map(len, texts))
         for _, part in itertools.groupby(zip(ends, texts, strict=True), lambda each: each[0] // CHARACTERS_AT_ONCE):
-            encoded = self.tokenizer([text for _, text in part], add_special_tokens=False, **options)["input_ids"]
-            bare += [np.array(ids, dtype=np.int32) for ids in encoded]
+            bare += [np.array(ids, dtype=np.int32) for ids in self._plain_ids([text for _, text in part])]
         return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
+
+    def _plain_ids(self, texts: list[str]) -> list[list[int]]:
+        """Return what a call of the tokenizer returns, in half the time where it needs no offsets of characters."""
+        if self._only_calls_backend:
+            backend = self.tokenizer.backend_tokenizer
+            state = backend.truncation, backend.padding, backend.encode_special_tokens
+            if state == (None, None, self.tokenizer.split_special_tokens):  # a call sets them, and leaves them so
+                return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        return [*self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]]
+
+    @functools.cached_property
+    def _only_calls_backend(self) -> bool:
+        """Whether a call of the tokenizer is the one of transformers, which adds nothing to the ids of the backend."""
+        calls = (getattr(type(self.tokenizer), name, None) for name in ("__call__", "_encode_plus"))
+        return all(getattr(call, "__module__", "").startswith("transformers.tokenization_utils") for call in calls)
 
     def _tokenize_parts(self, texts: list[str]) -> list[TokenIds]:
         """Return what `tokenize` returns; what several texts have between two control tokens is tokenised once."""

@@ -124,7 +124,7 @@ def dies(*calls):
 
 def scheduled(executor, given):
     """Return the result of the scheduler, which runs the rows of a failed batch again."""
-    return Scheduler(executor.info, layout="tree").run(given, executor)
+    return Scheduler(executor.info, layout="tree").run([given], executor)
 
 
 def test_results_have_the_order_of_the_batches_and_all_replicas_work(pool):
@@ -366,7 +366,7 @@ def test_killed_stopped_and_poisoned_ranks_under_load_change_no_bit(processes, l
     """The same pool meets SIGKILL, SIGSTOP and a conversation that ends its rank, while threads score."""
     executor = processes(batch_timeout=2.0)
     load = [sequences(12, seed) for seed in range(6)]
-    expected = [Scheduler(executor.info, layout="tree").run(each, local).values for each in load]
+    expected = [Scheduler(executor.info, layout="tree").run([each], local).values for each in load]
     wrong, rounds, stop = [], [0], threading.Event()
 
     def score(k):

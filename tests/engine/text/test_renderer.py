@@ -31,6 +31,35 @@ def test_real_conversations_have_the_ids_of_transformers(style, gsm8k_groups, hh
 
 
 @each_style
+@given(texts=st.lists(st.text(max_size=30), min_size=1, max_size=4))
+@settings(max_examples=20)
+def test_any_text_has_the_ids_of_a_call_of_the_tokenizer(style, texts):
+    renderer = renderer_of(style)
+    expected = renderer.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assert [ids.tolist() for ids in renderer.tokenize(texts, add_special_tokens=False)] == expected
+
+
+def test_what_another_call_left_in_the_tokenizer_does_not_change_ids():
+    renderer = Renderer(tiny_models.tokenizer("chatml"))
+    tok, texts = renderer.tokenizer, ["What is 12 + 30?<|im_end|>", "Two"]
+    before = [ids.tolist() for ids in renderer.tokenize(texts)]
+    tok(texts, truncation=True, max_length=2, padding="max_length", split_special_tokens=True)
+    assert [ids.tolist() for ids in renderer.tokenize(texts)] == before
+
+
+def test_a_tokenizer_with_a_call_of_its_own_is_called():
+    tok = tiny_models.tokenizer("chatml")
+
+    class Lower(type(tok)):
+        def __call__(self, texts, **options):
+            return super().__call__([text.lower() for text in texts], **options)
+
+    plain = Renderer(tok).tokenize(["what is it?"])[0].tolist()
+    tok.__class__ = Lower
+    assert Renderer(tok).tokenize(["WHAT is it?"])[0].tolist() == plain
+
+
+@each_style
 @given(
     texts=st.lists(st.text(max_size=9), min_size=1, max_size=5),
     replies=st.lists(st.text(max_size=20), min_size=3, max_size=4),
