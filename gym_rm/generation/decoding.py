@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ class LeanDecoder:
         self.code = forward_fingerprint(self._backbone)
         self._shared: list[Tensor] = []  # keys and values of the prompts of each group, by layer
         self._suffixes: list[Tensor] = []  # those of the rows' own tokens, in slots
-        self._captured: Captured | None = None
+        self._keys = 0  # places of a row that a step attends to; 0 before the first step of an arrangement
+        self._graph: Any = None  # of CUDA, which repeats `_step`
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
@@ -71,7 +72,7 @@ class LeanDecoder:
             max_new_tokens: most tokens that the rows grow by.
         """
         weight, attention = self._backbone.embed_tokens.weight, self._backbone.layers[0].self_attn
-        self._shared, self._suffixes = [], []  # those before are freed first
+        self._shared, self._suffixes = [], []  # frees those before
         # New packed weights, because an optimizer may have changed the model's without a trace.
         self._packed = PackedLayers(self.model) if can_pack_layers(self.model) else None
         lengths = np.array([len(prompt) for prompt in prompts])
@@ -86,9 +87,10 @@ class LeanDecoder:
         shape = (2, heads, len(prompts), self._longest, attention.head_dim)
         self._none = weight.new_zeros(1, 1, 1)
         self._shared = [weight.new_zeros(shape) for _ in range(self._backbone.config.num_hidden_layers)]
+        self._suffixes = [each[:, :, :1, :0] for each in self._shared]
         logits = [self._prompts(prompts[part], part) for part in _parts(lengths)]
         self._prompt_of_row = np.asarray(prompt_of_row)
-        self._arrange_rows(np.arange(len(prompts)), None)
+        self._arrange_rows(np.arange(len(prompts)), self._lengths.new_zeros(len(prompt_of_row)))
         return torch.cat(logits)
 
     def _prompts(self, prompts: Sequence[TokenIds], part: slice) -> Tensor:
@@ -100,7 +102,7 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each row, int64 `[R]`; return the logits `[R, V]` of the next, until the next step."""
+        """Append one token to each row, int64 `[R]`, and return the logits `[R, V]`, which the next step overwrites."""
         self._tokens.copy_(tokens)
         keys = (self._steps // self.multiple + 1) * self.multiple
         self._steps += 1
@@ -108,9 +110,9 @@ class LeanDecoder:
             self._keys, self._is_captured = keys, False
             return self._step()
         if not self._is_captured:
-            self._captured, self._is_captured = Captured(self._step, self._captured), True
-        assert self._captured is not None
-        return self._captured()
+            self._capture()
+        self._graph.replay()
+        return self._output
 
     def _step(self) -> Tensor:
         """Append the tokens. While the number of keys stays, shapes and addresses of all operations are the same."""
@@ -119,45 +121,43 @@ class LeanDecoder:
         self._now += 1
         return logits
 
+    def _capture(self) -> None:
+        """Record `_step` as a CUDA graph, which computes in the memory of the one before."""
+        graph, pool = torch.cuda.CUDAGraph(), None if self._graph is None else self._graph.pool()
+        with torch.cuda.stream(_capture_stream(self._lengths.device)):
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may wait for the GPU meanwhile
+            try:
+                self._output = self._step()
+            finally:
+                graph.capture_end()
+        self._graph, self._is_captured = graph, True
+
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, an ascending int64 index."""
         self._prompt_of_row = self._prompt_of_row[rows.cpu().numpy()]
         self._arrange_rows(self._slots.prompts, self._slot_of_row[rows])
 
-    def _arrange_rows(self, prompts: NDArray[np.int64], before: Tensor | None) -> None:
-        """Give the rows slots beside their prompts, and move keys and values there, one layer at a time.
-
-        Args:
-            prompts: the prompts of the groups before.
-            before: the rows' slots before, int64 `[R]`; None at the start.
-        """
+    def _arrange_rows(self, prompts: NDArray[np.int64], before: Tensor) -> None:
+        """Give the rows slots, and move what they had in the slots before, beside groups with these prompts."""
         device = self._lengths.device
         slots = self._slots = Slots(self._prompt_of_row)
-        of_row = torch.as_tensor(self._prompt_of_row, device=device)
-        groups, rows = (torch.as_tensor(index, device=device) for index in (slots.prompts, slots.rows))
+        indices = (slots.prompts, slots.rows, self._prompt_of_row, np.searchsorted(prompts, slots.prompts))
+        groups, rows, of_row, of_group = (torch.as_tensor(index, device=device) for index in indices)
         self._slot_of_row, self._row_lengths = rows, self._lengths[of_row]
         self._tokens, self._keys = torch.zeros_like(rows), 0
         lengths, keys = self._lengths[groups][:, None], torch.arange(self._longest, device=device)
-        # The place of a key among the tokens of its row; below 0 in the prompt, and none has that of the padding.
-        places = torch.where(keys < lengths, keys - lengths, self._room)
-        own = torch.arange(self._room, device=device).expand(len(places), -1)
-        self._places = torch.cat([places, own], dim=1)
-        if not np.array_equal(prompts, slots.prompts):
-            of_group = torch.as_tensor(np.searchsorted(prompts, slots.prompts), device=device)
-            for layer in range(len(self._shared)):
-                self._shared[layer] = self._shared[layer].index_select(2, of_group)
-        like = self._shared[0]
-        shape = (*like.shape[:2], slots.count, self._room, like.shape[4])
-        make = like.new_empty if self.multiple == 1 else like.new_zeros  # a hidden key must be a number
-        if before is None:
-            self._suffixes = [make(shape) for _ in self._shared]
-            return
+        # Places of the keys of a prompt among the own tokens of its rows: below 0, and of padding one never reached.
+        self._places = torch.where(keys < lengths, keys - lengths, self._room)
         source = torch.zeros(slots.count, dtype=torch.int64, device=device).index_copy_(0, rows, before)
-        for layer in range(len(self._suffixes)):
-            moved = make(shape)
-            for new, stored in zip(moved, self._suffixes[layer], strict=True):  # keys, then values
-                new[:, :, : self._steps] = stored[:, source, : self._steps]
+        stays, (kinds, heads, _, _, size) = np.array_equal(prompts, slots.prompts), self._shared[0].shape
+        make = self._none.new_empty if self.multiple == 1 else self._none.new_zeros  # a hidden key must be a number
+        for layer in range(len(self._shared)):  # one copy of a layer at a time is beside all others
+            if not stays:
+                self._shared[layer] = self._shared[layer].index_select(2, of_group)
+            moved = make(kinds, heads, slots.count, self._room, size)
+            for part in range(kinds):
+                moved[part, :, :, : self._steps] = self._suffixes[layer][part, :, source, : self._steps]
             self._suffixes[layer] = moved
 
     def _attend_rows(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -168,8 +168,7 @@ class LeanDecoder:
         at = slice(None) if slots.full and self.multiple == 1 else self._slot_of_row
         for cache, states in zip(self._suffixes[layer], (key, value), strict=True):
             cache[:, at, self._now] = states.transpose(0, 1)
-        seen = slice(self._first_key(call.window), self._keys)
-        suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, seen]
+        suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, self._seen(call.window)]
         keys, values = self._shared[layer].flatten(1, 2)
         longest = keys.shape[1]
         # Heads come first, so that the slots of a group follow each other for each head.
@@ -187,9 +186,9 @@ class LeanDecoder:
         attended = attended.view(query.shape).transpose(0, 1).reshape(slots.count, -1)
         return attended if rows is None else attended[rows]
 
-    def _first_key(self, window: int | None) -> int:
-        """Return the first place that a step with this number of keys sees."""
-        return 0 if window is None else max(0, self._keys - self.multiple + 1 - window)
+    def _seen(self, window: int | None) -> slice:
+        """Return the places of a row that the steps with this number of keys see."""
+        return slice(0 if window is None else max(0, self._keys - self.multiple + 1 - window), self._keys)
 
     def _bias_of(self, window: int | None) -> Tensor | None:
         """Return 0 for the keys that the newest tokens see, else -inf, `[G, 1, L + S]`; None if they see all."""
@@ -198,8 +197,8 @@ class LeanDecoder:
         if window is None and self._even and self.multiple == 1:
             return None
         if window not in self._biases:
-            places, first = self._places, self._longest + self._first_key(window)
-            places = torch.cat([places[:, : self._longest], places[:, first : self._longest + self._keys]], dim=1)
+            own = torch.arange(self._room, device=self._places.device)[self._seen(window)]
+            places = torch.cat([self._places, own.expand(len(self._places), -1)], dim=1)
             hidden = places > self._now
             if window is not None:
                 hidden |= places <= self._now - window
@@ -221,33 +220,9 @@ class GraphDecoder(LeanDecoder):
     multiple = 64
 
 
-class Captured:
-    """A CUDA graph of a function, which repeats its operations on the same addresses.
-
-    Args:
-        function: function that computes on the GPU only, and never waits for it.
-        before: a graph that no longer runs, whose memory this one takes; or None.
-    """
-
-    def __init__(self, function: Callable[[], Tensor], before: Captured | None) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
-            # Other threads may use the GPU meanwhile.
-            self._graph.capture_begin(before and before._graph.pool(), capture_error_mode="thread_local")
-            try:
-                self._output = function()
-            finally:
-                self._graph.capture_end()
-
-    def __call__(self) -> Tensor:
-        """Repeat the function, and return its output, always the same tensor."""
-        self._graph.replay()
-        return self._output
-
-
 @functools.cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # one for all graphs, because cuBLAS keeps memory for each
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # one for all graphs, because cuBLAS keeps memory for each
 
 
 class Slots:
