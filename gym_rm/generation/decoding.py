@@ -57,10 +57,10 @@ class LeanDecoder:
     def __init__(self, model: Any) -> None:
         self.model, self._backbone = model, model.model
         self.code = forward_fingerprint(self._backbone)
-        self._shared: list[Tensor] = []  # keys and values of the prompts of each group, by layer
-        self._suffixes: list[Tensor] = []  # those of the rows' own tokens, in slots
+        self._shared: list[Tensor] = []  # by layer, keys and values of the prompts of the groups
+        self._suffixes: list[Tensor] = []  # and of the rows' own tokens in slots
         self._keys = 0  # places of a row that a step attends to; 0 before the first step of an arrangement
-        self._graph: Any = None  # of CUDA, which repeats `_step`
+        self._graph: Any = None  # of CUDA
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
@@ -107,10 +107,11 @@ class LeanDecoder:
         keys = (self._steps // self.multiple + 1) * self.multiple
         self._steps += 1
         if keys != self._keys:  # other shapes; this step also loads their kernels
-            self._keys, self._is_captured = keys, False
+            self._keys = keys
+            self._output: Tensor | None = None  # of the graph, once it is captured
             return self._step()
-        if not self._is_captured:
-            self._capture()
+        if self._output is None:
+            self._output = self._capture()
         self._graph.replay()
         return self._output
 
@@ -121,16 +122,17 @@ class LeanDecoder:
         self._now += 1
         return logits
 
-    def _capture(self) -> None:
-        """Record `_step` as a CUDA graph, which computes in the memory of the one before."""
+    def _capture(self) -> Tensor:
+        """Record `_step` as a CUDA graph, in the memory of the one before, and return the logits of its replays."""
         graph, pool = torch.cuda.CUDAGraph(), None if self._graph is None else self._graph.pool()
         with torch.cuda.stream(_capture_stream(self._lengths.device)):
             graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may wait for the GPU meanwhile
             try:
-                self._output = self._step()
+                logits = self._step()
             finally:
                 graph.capture_end()
-        self._graph, self._is_captured = graph, True
+        self._graph = graph
+        return logits
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
@@ -192,9 +194,8 @@ class LeanDecoder:
 
     def _bias_of(self, window: int | None) -> Tensor | None:
         """Return 0 for the keys that the newest tokens see, else -inf, `[G, 1, L + S]`; None if they see all."""
-        if window is not None and self._longest + self._keys <= window:
-            window = None  # it hides nothing yet
-        if window is None and self._even and self.multiple == 1:
+        hides = window is not None and self._longest + self._keys > window
+        if self._even and self.multiple == 1 and not hides:
             return None
         if window not in self._biases:
             own = torch.arange(self._room, device=self._places.device)[self._seen(window)]
@@ -220,9 +221,7 @@ class GraphDecoder(LeanDecoder):
     multiple = 64
 
 
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # one for all graphs, because cuBLAS keeps memory for each
+_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 class Slots:

@@ -6,7 +6,6 @@ of the capture: what the host would have computed anew is as it was then.
 
 import contextlib
 
-import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -62,9 +61,8 @@ class CPUGraph:
                     old.copy_(new)
 
 
-@pytest.fixture
-def cpu_graphs(monkeypatch):
-    """Let CUDA graphs run on the CPU, with the operations of a GPU; the list of those that were captured."""
+def on_the_cpu(monkeypatch):
+    """Let CUDA graphs run on the CPU, with the operations of a GPU, and return the list of those that are captured."""
     monkeypatch.setattr("gym_rm.generation.decoding.can_pack_layers", lambda model: False)
     captured = []
     monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: CPUGraph(captured))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from generation.cpu_graphs import cpu_graphs
+from generation.cpu_graphs import on_the_cpu
 from generation.sampled_models import policy, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,7 +143,7 @@ def test_graphs_have_the_logits_of_single_operations(seed):
     kept = torch.as_tensor(np.sort(rng.permutation(len(prompt_of_row))[:4]))
     work = (texts, prompt_of_row, {int(rng.integers(1, 12)): kept}, 14)
     with pytest.MonkeyPatch.context() as patch:
-        captured = cpu_graphs.__wrapped__(patch)
+        captured = on_the_cpu(patch)
         patch.setattr(GraphDecoder, "multiple", int(rng.integers(3, 9)))
         found, expected = greedy(GraphDecoder(model), *work), greedy(LeanDecoder(model), *work)
     assert sum(graph.replays for graph in captured) >= 5
