@@ -49,12 +49,18 @@ class LeanDecoder:
 
     Attributes:
         code: code that it replaces, see `forward_fingerprint`.
+        multiple: rows attend to a multiple of so many of their places; those without a token yet are hidden.
     """
+
+    multiple = 1
 
     def __init__(self, model: Any) -> None:
         self.model, self._backbone = model, model.model
         self.code = forward_fingerprint(self._backbone)
-        self._suffixes: list[Tensor] = []
+        self._shared: list[Tensor] = []  # by layer, keys and values of the prompts of the groups
+        self._suffixes: list[Tensor] = []  # and of the rows' own tokens in slots
+        self._keys = 0  # places of a row that a step attends to; 0 before the first step of an arrangement
+        self._graph: Any = None  # of CUDA
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
@@ -66,72 +72,105 @@ class LeanDecoder:
             max_new_tokens: most tokens that the rows grow by.
         """
         weight, attention = self._backbone.embed_tokens.weight, self._backbone.layers[0].self_attn
+        self._shared, self._suffixes = [], []  # frees those before
         # New packed weights, because an optimizer may have changed the model's without a trace.
         self._packed = PackedLayers(self.model) if can_pack_layers(self.model) else None
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths = torch.as_tensor(lengths, device=weight.device)
         self._longest, self._room, self._steps = int(lengths.max()), max_new_tokens, 0
+        self._even = bool((lengths == self._longest).all())
+        # The place of the newest tokens: a tensor where the same operations run for every place.
+        self._now: int | Tensor = 0 if self.multiple == 1 else self._lengths.new_zeros(1)
         positions = torch.arange(self._longest + max_new_tokens, device=weight.device)
         self._cos, self._sin = rotary_positions(self._backbone, weight[:1], positions)
         heads = len(attention.k_proj.weight) // attention.head_dim
         shape = (2, heads, len(prompts), self._longest, attention.head_dim)
         self._none = weight.new_zeros(1, 1, 1)
-        layers = range(self._backbone.config.num_hidden_layers)
-        self._prompt_cache = [weight.new_zeros(shape) for _ in layers]  # keys and values
+        self._shared = [weight.new_zeros(shape) for _ in range(self._backbone.config.num_hidden_layers)]
+        self._suffixes = [each[:, :, :1, :0] for each in self._shared]
         logits = [self._prompts(prompts[part], part) for part in _parts(lengths)]
         self._prompt_of_row = np.asarray(prompt_of_row)
-        self._arrange_rows(None)
+        self._arrange_rows(np.arange(len(prompts)), self._lengths.new_zeros(len(prompt_of_row)))
         return torch.cat(logits)
 
     def _prompts(self, prompts: Sequence[TokenIds], part: slice) -> Tensor:
         """Fill the cache of some prompts, and return the logits `[P, V]` of their next tokens."""
         grid = _Grid(prompts, self._lengths.device)
-        cache = [both[:, :, part, : grid.longest].transpose(1, 2) for both in self._prompt_cache]
+        cache = [both[:, :, part, : grid.longest].transpose(1, 2) for both in self._shared]
         attention = functools.partial(_attend_prompts, grid, cache)
         return self._logits(grid.ids, grid.positions, attention, grid.last)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each row, int64 `[R]`, and return the logits `[R, V]` of the next ones."""
-        at = self._row_lengths + self._steps
-        self._biases: dict[int | None, Tensor | None] = {None: self._open}
+        """Append one token to each row, int64 `[R]`, and return the logits `[R, V]`, which the next step overwrites."""
+        self._tokens.copy_(tokens)
+        keys = (self._steps // self.multiple + 1) * self.multiple
         self._steps += 1
-        return self._logits(tokens, at, self._attend_rows)
+        if keys != self._keys:  # other shapes; this step also loads their kernels
+            self._keys = keys
+            self._output: Tensor | None = None  # of the graph, once it is captured
+            return self._step()
+        if self._output is None:
+            self._output = self._capture()
+        self._graph.replay()
+        return self._output
+
+    def _step(self) -> Tensor:
+        """Append the tokens. While the number of keys stays, shapes and addresses of all operations are the same."""
+        self._biases: dict[int | None, Tensor | None] = {}
+        logits = self._logits(self._tokens, self._row_lengths + self._now, self._attend_rows)
+        self._now += 1
+        return logits
+
+    def _capture(self) -> Tensor:
+        """Record `_step` as a CUDA graph, in the memory of the one before, and return the logits of its replays."""
+        graph, pool = torch.cuda.CUDAGraph(), None if self._graph is None else self._graph.pool()
+        with torch.cuda.stream(_capture_stream(self._lengths.device)):
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may wait for the GPU meanwhile
+            try:
+                logits = self._step()
+            finally:
+                graph.capture_end()
+        self._graph = graph
+        return logits
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, an ascending int64 index."""
         self._prompt_of_row = self._prompt_of_row[rows.cpu().numpy()]
-        self._arrange_rows(rows if self._slot_of_row is None else self._slot_of_row[rows])
+        self._arrange_rows(self._slots.prompts, self._slot_of_row[rows])
 
-    def _arrange_rows(self, before: Tensor | None) -> None:
-        """Give the rows slots beside their prompts, and move their keys and values from the slots before, if any."""
-        device, like = self._lengths.device, self._prompt_cache[0]
+    def _arrange_rows(self, prompts: NDArray[np.int64], before: Tensor) -> None:
+        """Give the rows slots, and move what they had in the slots before, beside groups with these prompts."""
+        device = self._lengths.device
         slots = self._slots = Slots(self._prompt_of_row)
-        groups, rows = (torch.as_tensor(index, device=device) for index in (slots.prompts, slots.rows))
-        self._slot_of_row = None if slots.full else rows
-        self._group_lengths = self._lengths[groups]
-        self._row_lengths = self._lengths[torch.as_tensor(self._prompt_of_row, device=device)]
-        every = np.array_equal(slots.prompts, np.arange(len(self._lengths)))
-        self._shared = self._prompt_cache if every else [both[:, :, groups] for both in self._prompt_cache]
-        even = bool((self._lengths == self._longest).all())
-        self._open = None if even else self._bias(None)  # for layers without a window
-        shape = (*like.shape[:2], slots.count, self._room, like.shape[4])
-        old, self._suffixes = self._suffixes, [like.new_empty(shape) for _ in self._prompt_cache]
-        if before is not None:
-            for new, stored in zip(self._suffixes, old, strict=True):
-                new[:, :, rows, : self._steps] = stored[:, :, before, : self._steps]
+        indices = (slots.prompts, slots.rows, self._prompt_of_row, np.searchsorted(prompts, slots.prompts))
+        groups, rows, of_row, of_group = (torch.as_tensor(index, device=device) for index in indices)
+        self._slot_of_row, self._row_lengths = rows, self._lengths[of_row]
+        self._tokens, self._keys = torch.zeros_like(rows), 0
+        lengths, keys = self._lengths[groups][:, None], torch.arange(self._longest, device=device)
+        # Places of the keys of a prompt among the own tokens of its rows: below 0, and of padding one never reached.
+        self._places = torch.where(keys < lengths, keys - lengths, self._room)
+        source = torch.zeros(slots.count, dtype=torch.int64, device=device).index_copy_(0, rows, before)
+        stays, (kinds, heads, _, _, size) = np.array_equal(prompts, slots.prompts), self._shared[0].shape
+        make = self._none.new_empty if self.multiple == 1 else self._none.new_zeros  # a hidden key must be a number
+        for layer in range(len(self._shared)):  # one copy of a layer at a time is beside all others
+            if not stays:
+                self._shared[layer] = self._shared[layer].index_select(2, of_group)
+            moved = make(kinds, heads, slots.count, self._room, size)
+            for part in range(kinds):
+                moved[part, :, :, : self._steps] = self._suffixes[layer][part, :, source, : self._steps]
+            self._suffixes[layer] = moved
 
     def _attend_rows(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention output `[R, H * D]` of the newest tokens; see `Attention`."""
-        layer, scale, window = call.layer, call.scale, call.window
-        rows, slots, steps = self._slot_of_row, self._slots, self._steps
+        layer, scale, slots = call.layer, call.scale, self._slots
         groups, heads, size = len(slots.prompts), key.shape[1], key.shape[2]
-        at = slice(None) if rows is None else rows
+        rows = None if slots.full else self._slot_of_row
+        at = slice(None) if slots.full and self.multiple == 1 else self._slot_of_row
         for cache, states in zip(self._suffixes[layer], (key, value), strict=True):
-            cache[:, at, steps - 1] = states.transpose(0, 1)
-        seen = slice(0 if window is None else max(0, steps - window), steps)
-        suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, seen]
+            cache[:, at, self._now] = states.transpose(0, 1)
+        suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, self._seen(call.window)]
         keys, values = self._shared[layer].flatten(1, 2)
         longest = keys.shape[1]
         # Heads come first, so that the slots of a group follow each other for each head.
@@ -140,30 +179,33 @@ class LeanDecoder:
             torch.baddbmm(self._none, queries, stored.transpose(1, 2), beta=0, alpha=scale)
             for queries, stored in ((query.view(heads * groups, -1, size), keys), (query.flatten(0, 1), suffix_keys))
         )
-        if (bias := self._bias_of(window)) is not None:
-            of_prompt.view(heads, groups, -1, longest).add_(bias)
         scores = torch.cat([of_prompt.view(len(suffix_keys), -1, longest), of_suffix], dim=-1)
+        if (bias := self._bias_of(call.window)) is not None:
+            scores.view(heads, groups, -1, scores.shape[-1]).add_(bias)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         from_prompt = weights.view(heads * groups, -1, weights.shape[-1])[..., :longest].bmm(values)
         attended = from_prompt.view(query.flatten(0, 1).shape).baddbmm_(weights[..., longest:], suffix_values)
         attended = attended.view(query.shape).transpose(0, 1).reshape(slots.count, -1)
         return attended if rows is None else attended[rows]
 
-    def _bias_of(self, window: int | None) -> Tensor | None:
-        if window is not None and self._longest + self._steps <= window:
-            window = None  # it hides nothing yet
-        if window not in self._biases:
-            self._biases[window] = self._bias(window)
-        return self._biases[window]
+    def _seen(self, window: int | None) -> slice:
+        """Return the places of a row that the steps with this number of keys see."""
+        return slice(0 if window is None else max(0, self._keys - self.multiple + 1 - window), self._keys)
 
-    def _bias(self, window: int | None) -> Tensor:
-        """Return 0 for the keys of the prompt in the window of the newest tokens, else -inf, `[G, 1, L]`."""
-        keys, lengths = torch.arange(self._longest, device=self._lengths.device), self._group_lengths[:, None]
-        hidden = keys >= lengths
-        if window is not None:
-            hidden |= keys < lengths + self._steps - window
-        zeros = torch.zeros(hidden.shape, dtype=self._cos.dtype, device=hidden.device)
-        return zeros.masked_fill_(hidden, -torch.inf)[:, None]
+    def _bias_of(self, window: int | None) -> Tensor | None:
+        """Return 0 for the keys that the newest tokens see, else -inf, `[G, 1, L + S]`; None if they see all."""
+        hides = window is not None and self._longest + self._keys > window
+        if self._even and self.multiple == 1 and not hides:
+            return None
+        if window not in self._biases:
+            own = torch.arange(self._room, device=self._places.device)[self._seen(window)]
+            places = torch.cat([self._places, own.expand(len(self._places), -1)], dim=1)
+            hidden = places > self._now
+            if window is not None:
+                hidden |= places <= self._now - window
+            zeros = torch.zeros(hidden.shape, dtype=self._cos.dtype, device=hidden.device)
+            self._biases[window] = zeros.masked_fill_(hidden, -torch.inf)[:, None]
+        return self._biases[window]
 
     def _logits(self, ids: Tensor, at: Tensor, attention: Attention, reads: Tensor | None = None) -> Tensor:
         x, rotary = self._backbone.embed_tokens(ids), (self._cos[at], self._sin[at])
@@ -171,6 +213,15 @@ class LeanDecoder:
             return self._packed.logits(x, rotary, attention, reads)
         head = self.model.get_output_embeddings()
         return linear(llama_forward(self._backbone, x, rotary, attention, reads=reads), head.weight, head.bias)
+
+
+class GraphDecoder(LeanDecoder):
+    """`LeanDecoder` on CUDA, each step of which is one launch of a graph instead of hundreds of kernels."""
+
+    multiple = 64
+
+
+_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 class Slots:

@@ -22,13 +22,14 @@ from torch.nn.functional import pad
 
 from gym_rm.engine.backbones.llama import forward_fingerprint
 from gym_rm.engine.loading.trial import FAILURES, tolerance_of, trial_sequences
-from gym_rm.errors import ConfigError, GymRMError, logger
+from gym_rm.errors import ConfigError, GymRMError, brief, logger, warn_once
 from gym_rm.generation.completions import NOTHING, Completion, TokenIds
-from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
+from gym_rm.generation.decoding import GraphDecoder, LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 
 STEPS_BETWEEN_CHECKS = 8  # of which rows ended, on a GPU, where each check waits for the device
 ENDED = 0.125  # share of the rows that must have ended before the others move together
+FEW_ROWS = 256  # on a GPU, which they leave mostly idle: then half of them must have ended
 
 
 class LocalSampler:
@@ -108,6 +109,9 @@ class LocalSampler:
                     completions[row] = completion
         finally:
             self.model.train(training)
+        if isinstance(self._decoder, GraphDecoder):
+            del decoder
+            torch.cuda.empty_cache()  # nothing else could take the memory of its graphs
         return completions
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
@@ -174,6 +178,7 @@ class LocalSampler:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         uneven = bool((rooms < longest).any())
         every = 1 if device.type == "cpu" else STEPS_BETWEEN_CHECKS
+        share = 0.5 if device.type != "cpu" and len(prompts) < FEW_ROWS else ENDED
         for step in range(longest):
             token, log_prob = draw(logits, uniforms[rows, step], self.temperature)
             tokens[rows, step], log_probs[rows, step] = token, log_prob
@@ -188,7 +193,7 @@ class LocalSampler:
             if (step + 1) % every == 0 and (count := int(ended.sum())):
                 if count == len(rows):
                     break
-                if count >= ENDED * len(rows):
+                if count >= share * len(rows):
                     kept = (~ended).nonzero()[:, 0]
                     rows, token, ended = rows[kept], token[kept], ended[kept]
                     decoder.keep(kept)
@@ -223,16 +228,17 @@ class LocalSampler:
             self._decoder = None  # a module was added or replaced
         if self._decoder is not None:
             return self._decoder
-        name = type(self.model).__name__
-        decoders: list[LeanDecoder | ModelDecoder] = [ModelDecoder(self.model)]
-        if lean_obstacle(self.model) is None:
-            decoders.insert(0, LeanDecoder(self.model))
-        for decoder in decoders:
-            difference = trial(self.model, copy.copy(decoder))
+        name, kinds = type(self.model).__name__, (GraphDecoder, LeanDecoder, ModelDecoder)
+        first = 0 if self.model.get_input_embeddings().weight.device.type == "cuda" else 1
+        if (obstacle := lean_obstacle(self.model)) is not None:
+            warn_once(f"{name} samples with its own forward, not with the package's faster one: {obstacle}.")
+            first = 2
+        for kind in kinds[first:]:
+            difference = trial(self.model, kind(self.model))
             if difference <= tolerance_of(str(self.model.dtype).removeprefix("torch.")):
-                self._decoder = decoder
-                return decoder
-            logger.warning("%s differs from the forward of %s by %.1e", type(decoder).__name__, name, difference)
+                self._decoder = kind(self.model)
+                return self._decoder
+            logger.warning("%s differs from the forward of %s by %.1e", kind.__name__, name, difference)
         raise ConfigError(
             f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from its "
             f"forward's by {difference:.1e}; use a server (sampling.server)."
@@ -296,32 +302,34 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 def trial(model: Any, decoder: LeanDecoder | ModelDecoder) -> float:
     """Return the largest difference of a decoder's log-probabilities from those of the plain forward.
 
-    Three prompts of different lengths have two rows each, and rows end early. The difference is relative to the largest
-    log-probability; it is infinite if the decoder fails.
+    Three prompts of different lengths have two rows each, and rows end early, after steps that a graph repeats. The
+    difference is relative to the largest log-probability; it is infinite if the decoder fails.
     """
     sequences = [each.input_ids.astype(np.int64) for each in trial_sequences(model.config)[1:4]]
     prompts = [each[: 4 + 2 * number] for number, each in enumerate(sequences)]
     prompt_of_row = np.repeat(np.arange(3), 2)
-    added = np.stack([np.roll(each[-3:], shift) for each in sequences for shift in (0, 1)])
+    added = np.stack([np.roll(each[-6:], shift) for each in sequences for shift in (0, 1)])
     device = model.get_input_embeddings().weight.device
     rows = np.arange(6)
     try:
-        logits = decoder.start([each.astype(np.int32) for each in prompts], prompt_of_row, 3)
-        got = [(rows, logits[torch.as_tensor(prompt_of_row, device=device)])]
-        for step, kept in enumerate((rows, np.array([0, 2, 3, 4, 5]), np.array([4]))):
+        logits = decoder.start([each.astype(np.int32) for each in prompts], prompt_of_row, 6)
+        got = [(rows, logits[torch.as_tensor(prompt_of_row, device=device)].float().log_softmax(-1))]
+        fewer = np.array([0, 2, 3, 4, 5])
+        for step, kept in enumerate((rows, rows, rows, fewer, fewer, np.array([4]))):
             if len(kept) < len(rows):
                 decoder.keep(torch.as_tensor(np.searchsorted(rows, kept), device=device))
                 rows = kept
-            got.append((rows, decoder.step(torch.as_tensor(added[rows, step], device=device))))
+            logits = decoder.step(torch.as_tensor(added[rows, step], device=device))
+            got.append((rows, logits.float().log_softmax(-1)))
     except FAILURES as error:
-        logger.info("%s failed: %s", type(decoder).__name__, error)
+        logger.warning("%s failed: %s", type(decoder).__name__, brief(error))
         return math.inf
     worst, largest = 0.0, 1e-6
     for row, prompt in enumerate(prompt_of_row):
         ids = torch.as_tensor(np.r_[prompts[prompt], added[row]], device=device)
-        plain = model(input_ids=ids[None], use_cache=False).logits[0, -4:].float().log_softmax(-1)
+        plain = model(input_ids=ids[None], use_cache=False).logits[0, -7:].float().log_softmax(-1)
         largest = max(largest, float(plain.abs().max()))
-        for expected, (alive, logits) in zip(plain, got, strict=True):
-            for mine in logits[torch.as_tensor(alive == row, device=device)]:
-                worst = max(worst, float((mine.float().log_softmax(-1) - expected).abs().max()))
+        for expected, (alive, log_probs) in zip(plain, got, strict=True):
+            for mine in log_probs[torch.as_tensor(alive == row, device=device)]:
+                worst = max(worst, float((mine - expected).abs().max()))
     return worst / largest

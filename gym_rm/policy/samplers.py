@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, warn_once
 from gym_rm.generation.completions import Sampler
-from gym_rm.generation.sampling import LocalSampler, end_tokens
+from gym_rm.generation.sampling import FEW_ROWS, LocalSampler, end_tokens
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.remote_sampler import RemoteSampler
@@ -26,6 +26,13 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Cal
     """
     options = settings.sampling
     if options.server is None:
+        rows = settings.env.num_prompts * settings.env.group_size // learner.world
+        rows = min(rows, options.max_num_seqs or rows)
+        if learner.device.type == "cuda" and rows < FEW_ROWS:
+            warn_once(
+                f"a GPU samples {rows} completions at a time, and fewer than {FEW_ROWS} leave it mostly idle; use a "
+                "server of vLLM (sampling.server), or sample more at a time (env.num_prompts, sampling.max_num_seqs)."
+            )
         local = LocalSampler(
             learner.unsharded,
             learner.start.tokenizer,

@@ -8,17 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 from generation import sampled_models
 from generation.sampled_models import largest_error, plain_log_probs, prompts
 from tiny_models import DEVICE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.generation.decoding import LeanDecoder
+from gym_rm.errors import ConfigError, GymRMError, warn_once
+from gym_rm.generation import sampling
+from gym_rm.generation.decoding import GraphDecoder, LeanDecoder
 from gym_rm.generation.model_decoding import ModelDecoder
-from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers
+from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers, trial
 from gym_rm.testing import check_sampler
+from tests.engine.fake_cuda import fake_gpu, on_gpu
 
 policy = functools.partial(sampled_models.policy, device=DEVICE)
 
@@ -117,6 +120,97 @@ def test_other_architectures_run_their_own_forward(architecture):
     sampler = LocalSampler(model, tokenizer, max_new_tokens=6)
     assert largest_error(model, rows, sampler.sample(rows, seeds=range(4))) < 1e-4
     assert type(sampler._decoder) is ModelDecoder
+
+
+def test_other_architectures_say_so_at_the_first_completion(caplog):
+    model, tokenizer = policy("gpt2")
+    warn_once.cache_clear()
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=2)
+    sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
+    sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
+    (message,) = caplog.messages
+    assert message.startswith("GPT2LMHeadModel samples with its own forward")
+    assert "is not a decoder of transformers" in message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "chosen"),
+    [((), GraphDecoder), ((GraphDecoder,), LeanDecoder), ((GraphDecoder, LeanDecoder), ModelDecoder)],
+)
+def test_a_gpu_repeats_graphs_where_they_are_right(monkeypatch, wrong, chosen):
+    monkeypatch.setattr(sampling, "trial", lambda model, decoder: float(type(decoder) in wrong))
+    _, tokenizer = policy()
+    with fake_gpu():
+        sampler = LocalSampler(on_gpu(tiny_models.policy, "qwen3"), tokenizer, max_new_tokens=2)
+        assert type(sampler._choose_decoder()) is chosen
+
+
+def test_the_trial_replays_graphs(cpu_graphs):
+    model, _ = policy()
+    assert trial(model, GraphDecoder(model)) < 1e-5
+    assert [graph.replays for graph in cpu_graphs] == [2, 1]
+
+
+def test_the_trial_notices_a_wrong_graph(cpu_graphs, monkeypatch):
+    model, _ = policy()
+    step = LeanDecoder._step
+    monkeypatch.setattr(GraphDecoder, "_step", lambda self: setattr(self, "_now", self._now.clone()) or step(self))
+    assert trial(model, GraphDecoder(model)) > 1e-3
+
+
+def test_a_decoder_that_fails_says_why(caplog, monkeypatch):
+    model, _ = policy()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", None)
+    assert trial(model, GraphDecoder(model)) == np.inf
+    assert caplog.messages == ["GraphDecoder failed: TypeError: 'NoneType' object is not callable"]
+
+
+def test_completions_by_graphs_are_those_of_single_operations(cpu_graphs):
+    model, tokenizer = policy()
+    rows = [text for text in prompts(tokenizer, (4, 9, 11)) for _ in range(4)]
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=80, max_num_seqs=8)
+    expected = sampler.sample(rows, seeds=range(12))
+    sampler._decoder = GraphDecoder(model)
+    found = sampler.sample(rows, seeds=range(12))
+    assert len(cpu_graphs) > 2
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(mine.log_probs, other.log_probs, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+def test_a_gpu_samples_by_graphs(architecture):
+    model, tokenizer = policy(architecture)
+    rows = [text for text in prompts(tokenizer, (4, 9, 11)) for _ in range(4)]
+    sampler = LocalSampler(copy.deepcopy(model).cuda(), tokenizer, max_new_tokens=150)
+    assert largest_error(model, rows, sampler.sample(rows, seeds=range(12))) < 1e-3
+    assert type(sampler._decoder) is GraphDecoder
+
+
+@pytest.mark.parametrize(("few", "moves"), [(5, 0), (4, 1)])
+def test_few_rows_on_a_gpu_move_when_half_have_ended(monkeypatch, few, moves):
+    """One of four ended: the number that the host reads of a fake tensor is 1."""
+    monkeypatch.setattr(sampling, "FEW_ROWS", few)
+    monkeypatch.setattr(LocalSampler, "_completions", lambda *args: [])
+    model, tokenizer = policy()
+    kept = []
+
+    class Decoder:
+        def start(self, prompts, prompt_of_row, max_new_tokens):
+            return torch.zeros(len(prompts), 300, device=DEVICE)
+
+        def step(self, tokens):
+            return torch.zeros(len(tokens), 300, device=DEVICE)
+
+        def keep(self, rows):
+            kept.append(rows)
+
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=10)
+    with fake_gpu():
+        work = prompts(tokenizer, (4,)) * 4, range(4), np.full(4, 10), np.inf
+        sampler._sample(Decoder(), *work)
+    assert len(kept) == moves
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
