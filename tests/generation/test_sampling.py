@@ -21,6 +21,7 @@ from gym_rm.generation.decoding import GraphDecoder, LeanDecoder
 from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers, trial
 from gym_rm.testing import check_sampler
+from tests.engine.fake_cuda import DEVICE as FAKE
 from tests.engine.fake_cuda import fake_gpu, on_gpu
 
 policy = functools.partial(sampled_models.policy, device=DEVICE)
@@ -198,10 +199,10 @@ def test_few_rows_on_a_gpu_move_when_half_have_ended(monkeypatch, few, moves):
 
     class Decoder:
         def start(self, prompts, prompt_of_row, max_new_tokens):
-            return torch.zeros(len(prompts), 300, device=DEVICE)
+            return torch.zeros(len(prompts), 300, device=FAKE)
 
         def step(self, tokens):
-            return torch.zeros(len(tokens), 300, device=DEVICE)
+            return torch.zeros(len(tokens), 300, device=FAKE)
 
         def keep(self, rows):
             kept.append(rows)
