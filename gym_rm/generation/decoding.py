@@ -27,6 +27,7 @@ from gym_rm.generation.completions import TokenIds
 from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
 
 PROMPT_TOKENS = 16_384  # of prompts that are computed at a time
+_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 def lean_obstacle(model: Any) -> str | None:
@@ -217,9 +218,6 @@ class GraphDecoder(LeanDecoder):
     """`LeanDecoder` on CUDA, each step of which is one launch of a graph instead of hundreds of kernels."""
 
     multiple = 64
-
-
-_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 class Slots:
