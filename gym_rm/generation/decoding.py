@@ -27,6 +27,7 @@ from gym_rm.generation.completions import TokenIds
 from gym_rm.generation.packed_layers import PackedLayers, can_pack_layers
 
 PROMPT_TOKENS = 16_384  # of prompts that are computed at a time
+_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 def lean_obstacle(model: Any) -> str | None:
@@ -57,8 +58,6 @@ class LeanDecoder:
     def __init__(self, model: Any) -> None:
         self.model, self._backbone = model, model.model
         self.code = forward_fingerprint(self._backbone)
-        self._shared: list[Tensor] = []  # by layer, keys and values of the prompts of the groups
-        self._suffixes: list[Tensor] = []  # and of the rows' own tokens in slots
         self._keys = 0  # places of a row that a step attends to; 0 before the first step of an arrangement
         self._graph: Any = None  # of CUDA
 
@@ -72,15 +71,15 @@ class LeanDecoder:
             max_new_tokens: most tokens that the rows grow by.
         """
         weight, attention = self._backbone.embed_tokens.weight, self._backbone.layers[0].self_attn
-        self._shared, self._suffixes = [], []  # frees those before
+        self._shared: list[Tensor] = []  # of each layer, keys and values of the groups' prompts; frees those before
+        self._suffixes: list[Tensor] = []  # and those of the rows' own tokens, in slots
         # New packed weights, because an optimizer may have changed the model's without a trace.
         self._packed = PackedLayers(self.model) if can_pack_layers(self.model) else None
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths = torch.as_tensor(lengths, device=weight.device)
         self._longest, self._room, self._steps = int(lengths.max()), max_new_tokens, 0
         self._even = bool((lengths == self._longest).all())
-        # The place of the newest tokens: a tensor where the same operations run for every place.
-        self._now: int | Tensor = 0 if self.multiple == 1 else self._lengths.new_zeros(1)
+        self._now: int | Tensor = 0 if self.multiple == 1 else self._lengths.new_zeros(1)  # place of the newest tokens
         positions = torch.arange(self._longest + max_new_tokens, device=weight.device)
         self._cos, self._sin = rotary_positions(self._backbone, weight[:1], positions)
         heads = len(attention.k_proj.weight) // attention.head_dim
@@ -164,7 +163,7 @@ class LeanDecoder:
 
     def _attend_rows(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention output `[R, H * D]` of the newest tokens; see `Attention`."""
-        layer, scale, slots = call.layer, call.scale, self._slots
+        layer, scale, slots, longest = call.layer, call.scale, self._slots, self._longest
         groups, heads, size = len(slots.prompts), key.shape[1], key.shape[2]
         rows = None if slots.full else self._slot_of_row
         at = slice(None) if slots.full and self.multiple == 1 else self._slot_of_row
@@ -172,7 +171,6 @@ class LeanDecoder:
             cache[:, at, self._now] = states.transpose(0, 1)
         suffix_keys, suffix_values = self._suffixes[layer].flatten(1, 2)[:, :, self._seen(call.window)]
         keys, values = self._shared[layer].flatten(1, 2)
-        longest = keys.shape[1]
         # Heads come first, so that the slots of a group follow each other for each head.
         query = _in_slots(query, rows, slots.count).view(slots.count, heads, -1, size).transpose(0, 1).contiguous()
         of_prompt, of_suffix = (
@@ -181,7 +179,7 @@ class LeanDecoder:
         )
         scores = torch.cat([of_prompt.view(len(suffix_keys), -1, longest), of_suffix], dim=-1)
         if (bias := self._bias_of(call.window)) is not None:
-            scores.view(heads, groups, -1, scores.shape[-1]).add_(bias)
+            scores.view(heads, groups, -1, scores.shape[-1])[..., : bias.shape[-1]].add_(bias)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         from_prompt = weights.view(heads * groups, -1, weights.shape[-1])[..., :longest].bmm(values)
         attended = from_prompt.view(query.flatten(0, 1).shape).baddbmm_(weights[..., longest:], suffix_values)
@@ -193,18 +191,19 @@ class LeanDecoder:
         return slice(0 if window is None else max(0, self._keys - self.multiple + 1 - window), self._keys)
 
     def _bias_of(self, window: int | None) -> Tensor | None:
-        """Return 0 for the keys that the newest tokens see, else -inf, `[G, 1, L + S]`; None if they see all."""
+        """Return 0 for the keys that the newest tokens see, else -inf, `[G, 1, L]` or `[G, 1, L + S]`; None if all."""
         hides = window is not None and self._longest + self._keys > window
         if self._even and self.multiple == 1 and not hides:
             return None
         if window not in self._biases:
-            own = torch.arange(self._room, device=self._places.device)[self._seen(window)]
-            places = torch.cat([self._places, own.expand(len(self._places), -1)], dim=1)
+            places = self._places
+            if self.multiple > 1:  # else all own keys are seen
+                own = torch.arange(self._room, device=places.device)[self._seen(window)]
+                places = torch.cat([places, own.expand(len(places), -1)], dim=1)
             hidden = places > self._now
             if window is not None:
                 hidden |= places <= self._now - window
-            zeros = torch.zeros(hidden.shape, dtype=self._cos.dtype, device=hidden.device)
-            self._biases[window] = zeros.masked_fill_(hidden, -torch.inf)[:, None]
+            self._biases[window] = torch.where(hidden[:, None], -torch.inf, 0.0).to(self._cos.dtype)
         return self._biases[window]
 
     def _logits(self, ids: Tensor, at: Tensor, attention: Attention, reads: Tensor | None = None) -> Tensor:
@@ -219,9 +218,6 @@ class GraphDecoder(LeanDecoder):
     """`LeanDecoder` on CUDA, each step of which is one launch of a graph instead of hundreds of kernels."""
 
     multiple = 64
-
-
-_capture_stream = functools.cache(torch.cuda.Stream)  # one for all graphs, because cuBLAS keeps memory for each
 
 
 class Slots:

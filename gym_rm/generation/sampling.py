@@ -29,7 +29,7 @@ from gym_rm.generation.model_decoding import ModelDecoder
 
 STEPS_BETWEEN_CHECKS = 8  # of which rows ended, on a GPU, where each check waits for the device
 ENDED = 0.125  # share of the rows that must have ended before the others move together
-FEW_ROWS = 256  # on a GPU, which they leave mostly idle: then half of them must have ended
+FEW_ROWS = 256  # on a GPU, which fewer leave mostly idle: then half of them must have ended
 
 
 class LocalSampler:
@@ -314,13 +314,11 @@ def trial(model: Any, decoder: LeanDecoder | ModelDecoder) -> float:
     try:
         logits = decoder.start([each.astype(np.int32) for each in prompts], prompt_of_row, 6)
         got = [(rows, logits[torch.as_tensor(prompt_of_row, device=device)].float().log_softmax(-1))]
-        fewer = np.array([0, 2, 3, 4, 5])
-        for step, kept in enumerate((rows, rows, rows, fewer, fewer, np.array([4]))):
+        for step, kept in enumerate((rows, rows, rows, np.delete(rows, 1), np.delete(rows, 1), rows[4:5])):
             if len(kept) < len(rows):
                 decoder.keep(torch.as_tensor(np.searchsorted(rows, kept), device=device))
                 rows = kept
-            logits = decoder.step(torch.as_tensor(added[rows, step], device=device))
-            got.append((rows, logits.float().log_softmax(-1)))
+            got.append((rows, decoder.step(torch.as_tensor(added[rows, step], device=device)).float().log_softmax(-1)))
     except FAILURES as error:
         logger.warning("%s failed: %s", type(decoder).__name__, brief(error))
         return math.inf

@@ -30,8 +30,8 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Cal
         rows = min(rows, options.max_num_seqs or rows)
         if learner.device.type == "cuda" and rows < FEW_ROWS:
             warn_once(
-                f"a GPU samples {rows} completions at a time, and fewer than {FEW_ROWS} leave it mostly idle; use a "
-                "server of vLLM (sampling.server), or sample more at a time (env.num_prompts, sampling.max_num_seqs)."
+                f"a GPU samples {rows} completions at a time, and fewer than {FEW_ROWS} leave it mostly idle; take "
+                "more (env.num_prompts, sampling.max_num_seqs), or try a server of vLLM (sampling.server)."
             )
         local = LocalSampler(
             learner.unsharded,
