@@ -193,7 +193,7 @@ class Workload:
         num_batches: number of forward passes.
         render_seconds: time for chat templates and tokenisation.
         plan_seconds: time to build trees or padded batches.
-        run_seconds: time of the forward passes, including copies to and from the device.
+        run_seconds: time of the forward passes and copies, without the text and plans that were made beside them.
         num_retries: number of batches that ran again what had failed before, for example because a replica died.
         peak_memory_bytes: largest memory of tensors on a GPU so far in the process that ran a batch; 0 on a CPU.
     """
