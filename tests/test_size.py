@@ -15,26 +15,26 @@ ROOMS = {
     "adapters": 1_010,
     "cli": 1_610,
     "data": 2_400,
-    "engine": 11_210,
+    "engine": 12_080,
     "envs": 2_800,
     "evaluation": 3_580,
-    "generation": 1_480,
+    "generation": 1_540,
     "http_client": 420,
     "planning": 5_950,
-    "policy": 2_330,
+    "policy": 2_340,
     "reports": 2_550,
     "sandbox": 1_610,
     "scorers": 8_220,
     "server": 1_660,
     "testing": 770,
-    "training": 2_300,
+    "training": 2_310,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 45_400
+TESTS = 46_900
 """Lines of `tests/`."""
 
-PAGES = 21_100
+PAGES = 21_150
 """Words of `docs/` outside fenced code and comments."""
 
 
