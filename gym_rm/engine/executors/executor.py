@@ -90,11 +90,11 @@ class ModelInfo:
 
     layout: Layout
     fused: bool
-    kernels: bool
     num_values: int
     dtype: str
     device: str
     max_num_batched_tokens: int
+    kernels: bool = False
     tried_length: int = 0
     max_positions: int | None = None
     num_embeddings: int | None = None

@@ -24,7 +24,6 @@ def model_info(loaded: RewardModel, spec: LoadSpec) -> ModelInfo:
     return ModelInfo(
         layout="one_by_one",
         fused=False,
-        kernels=False,
         num_values=loaded.num_values,
         dtype=str(dtype_of(model)).removeprefix("torch."),
         device=str(device_of(model)),
