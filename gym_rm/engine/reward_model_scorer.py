@@ -30,7 +30,7 @@ from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, Scheduler
+from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
@@ -242,7 +242,9 @@ class RewardModelScorer:
         with self._lock, call_id("score"):
             characters = CHARACTERS_PER_TOKEN * self._scheduler.budget
             chunks = in_chunks(judged, tools, characters) if self._scheduler.ahead else [range(len(judged))]
-            return complete(self._run(chunks, render, turns == "all")).raise_for_errors()
+            call = ScoreCall(self.kind)
+            result = self._scheduler.run(self._sequences(call, chunks, render), self.executor)
+            return complete(self._collect(call, result, chunks, all_turns=turns == "all")).raise_for_errors()
 
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
@@ -266,7 +268,10 @@ class RewardModelScorer:
             )
         encode = functools.partial(self.renderer.encode_text, add_special_tokens=add_special_tokens)
         with self._lock, call_id("score"):
-            return self._run([texts], functools.partial(_each, encode)).raise_for_errors()
+            call = ScoreCall(self.kind)
+            sequences = self._sequences(call, [texts], functools.partial(_each, encode))
+            result = self._scheduler.run(sequences, self.executor)
+            return self._collect(call, result, [texts]).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -307,28 +312,26 @@ class RewardModelScorer:
         with self._lock:
             self.executor.close()
 
-    def _run(
-        self, chunks: Sequence[Any], render: Callable[[Any], list[RenderedRow]], all_turns: bool = False
-    ) -> Scores:
-        """Render chunks (of numbers of rows, if there are several) and run them; return the scores of all rows."""
-        call, seconds = ScoreCall(self.kind), 0.0
+    def _sequences(
+        self, call: ScoreCall, chunks: Sequence[Any], render: Callable[[Any], list[RenderedRow]]
+    ) -> Iterator[list[TokenSequence]]:
+        """Render chunks, which have numbers of rows if there are several, and add them to the call."""
+        for rows in chunks:
+            start = time.perf_counter()
+            with stage("render"):
+                added = call.add(render(rows), self.info, self.renderer.tokenizer)
+            call.render_seconds += time.perf_counter() - start
+            yield added
 
-        def sequences() -> Iterator[list[TokenSequence]]:
-            nonlocal seconds
-            for rows in chunks:
-                start = time.perf_counter()
-                with stage("render"):
-                    added = call.add(render(rows), self.info, self.renderer.tokenizer)
-                seconds += time.perf_counter() - start
-                yield added
-
-        result = self._scheduler.run(sequences(), self.executor)
+    def _collect(self, call: ScoreCall, result: RunResult, chunks: Sequence[Any], *, all_turns: bool = False) -> Scores:
+        """Return the scores of all rows."""
         call.reduce(result)
         if any(sequence.truncated_tokens for sequence in call.sequences):
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
+        seconds = call.render_seconds
         times = Workload(num_tokens=call.num_tokens, render_seconds=seconds, run_seconds=-seconds)
         scores = call.collect(all_turns=all_turns, provenance=self.provenance, workload=result.workload + times)
         return scores.scatter(itertools.chain(*chunks), len(scores)) if len(chunks) > 1 else scores

@@ -64,9 +64,6 @@ class RunResult:
     workload: Workload = field(default_factory=Workload)
 
 
-Ran: TypeAlias = tuple[Attempt, BatchPlan, list[BatchResult]]
-
-
 class Scheduler:
     """Plans sequences into batches of at most `budget` tokens and runs them through an executor.
 
@@ -94,7 +91,14 @@ class Scheduler:
         pending: list[Iterable[Attempt]] = [self._first_attempts(chunks, result)]
         while pending:
             too_large: dict[int, list[int]] = {}  # by budget
-            for attempt, plan, outcomes in self._run(pending.pop(), executor, result):
+            plans: list[tuple[Attempt, BatchPlan]] = []
+            begun = time.perf_counter()
+            batches: Iterable[Batch] = self._batches(pending.pop(), result, plans)
+            batches = batches if self.ahead else [*batches]
+            ran = iter(executor.run(batches) if batches else ())
+            result.workload += Workload(run_seconds=time.perf_counter() - begun)
+            for attempt, plan in plans:
+                outcomes = [*itertools.islice(ran, len(plan.batches))]
                 for b, (batch, outcome) in enumerate(zip(plan.batches, outcomes, strict=True)):
                     log = "%s: batch %d of %d unique tokens and %d with padding on replica %d%s"
                     sizes = b, batch.num_tokens, batch.input_ids.size, outcome.replica
@@ -123,25 +127,18 @@ class Scheduler:
             )
         return result
 
-    def _run(self, attempts: Iterable[Attempt], executor: Executor, result: RunResult) -> list[Ran]:
-        """Plan attempts and run their batches; return the plan and the outcomes of each attempt."""
-        plans: list[tuple[Attempt, BatchPlan]] = []
-
-        def batches() -> Iterator[Batch]:
-            for attempt in attempts:
-                begun = time.perf_counter()
-                with stage("plan"):
-                    plan = self._plan([result.sequences[m] for m in attempt.rows], attempt.budget, attempt.alone)
-                plans.append((attempt, plan))
-                seconds = time.perf_counter() - begun
-                result.workload += Workload(plan_seconds=seconds, run_seconds=-seconds)
-                yield from plan.batches
-
-        begun = time.perf_counter()
-        made = batches() if self.ahead else [*batches()]
-        outcomes = iter(executor.run(made) if made else ())
-        result.workload += Workload(run_seconds=time.perf_counter() - begun)
-        return [(attempt, plan, [*itertools.islice(outcomes, len(plan.batches))]) for attempt, plan in plans]
+    def _batches(
+        self, attempts: Iterable[Attempt], result: RunResult, plans: list[tuple[Attempt, BatchPlan]]
+    ) -> Iterator[Batch]:
+        """Yield the batches of attempts, and add their plans to `plans`."""
+        for attempt in attempts:
+            begun = time.perf_counter()
+            with stage("plan"):
+                plan = self._plan([result.sequences[m] for m in attempt.rows], attempt.budget, attempt.alone)
+            plans.append((attempt, plan))
+            seconds = time.perf_counter() - begun
+            result.workload += Workload(plan_seconds=seconds, run_seconds=-seconds)
+            yield from plan.batches
 
     def _first_attempts(self, chunks: Iterable[Sequence[TokenSequence]], result: RunResult) -> Iterator[Attempt]:
         """Yield attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""

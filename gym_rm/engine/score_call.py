@@ -38,7 +38,7 @@ class ScoredSequence:
     steps: FloatArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScoreCall:
     """The sequences of N conversations, and their scores as far as they are known.
 
@@ -48,6 +48,7 @@ class ScoreCall:
         sequences: `[M]`, the sequences of all conversations, in order.
         scored: scores by index of the sequence.
         tokens: sequences to run, by index of the sequence.
+        render_seconds: seconds that their texts took.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class ScoreCall:
     sequences: list[Rendered] = field(default_factory=list)
     scored: dict[int, ScoredSequence] = field(default_factory=dict)
     tokens: dict[int, TokenSequence] = field(default_factory=dict)
+    render_seconds: float = 0.0
 
     def add(self, rendered: Sequence[RenderedRow], info: ModelInfo, tokenizer: Any) -> list[TokenSequence]:
         """Add conversations and return the sequences to run; one without a position to read gets an error."""
