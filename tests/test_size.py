@@ -15,7 +15,7 @@ ROOMS = {
     "adapters": 1_010,
     "cli": 1_610,
     "data": 2_400,
-    "engine": 12_080,
+    "engine": 12_100,
     "envs": 2_800,
     "evaluation": 3_580,
     "generation": 1_540,
