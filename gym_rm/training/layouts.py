@@ -18,12 +18,14 @@ from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, attending_to_trees
 from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.kernels import has_kernels
 from gym_rm.engine.loading.trial import (
-    FAILURES,
+    MOST_TOLERANCE,
     PLAIN,
     Candidate,
     Forward,
     choose_forward,
     did_not_compile,
+    is_failure,
+    short_windows_and_low_caps,
     tolerance_of,
     trial_sequences,
 )
@@ -58,7 +60,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         # flex_attention has no dropout.
         can_take_trees=bool(decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
         can_fuse=bool(decoders) and fuse and decoders[0].code is not None and _no_dropout(model),
-        has_kernels=has_kernels(model.device) and _no_dropout(model),
+        has_kernels=has_kernels(model.device, model.dtype) and _no_dropout(model),
         max_width=num_positions(model),
         modules=(model,),
         page_size=decoders[0].page_size if decoders else PAGE_SIZE,
@@ -88,16 +90,21 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
     with _evaluating(model):
         chosen = choose_forward(candidate, run)
         plain_gradients = gradients(PLAIN)
+        with short_windows_and_low_caps(candidate) as changed:
+            of_short_windows = gradients(PLAIN) if changed else []
         torch_alone = dataclasses.replace(chosen, kernels=False)
         own = dataclasses.replace(torch_alone, fuse=False)
         options = [chosen, torch_alone, own, Forward("padded", fuse=False)]
         for forward in dict.fromkeys(options):
             try:
-                difference = _difference(gradients(forward), plain_gradients)
+                difference = _difference(gradients(forward), plain_gradients, forward)
+                with short_windows_and_low_caps(candidate) as changed:
+                    if changed:
+                        difference = max(difference, _difference(gradients(forward), of_short_windows, forward))
             except Exception as error:
-                if not (did_not_compile(error) or isinstance(error, FAILURES)):
+                if not is_failure(error, forward):
                     raise
-                level = logging.WARNING if did_not_compile(error) else logging.INFO
+                level = logging.WARNING if did_not_compile(error, forward) else logging.INFO
                 logger.log(level, "%s cannot be trained with %s: %s", candidate.name, forward, error)
                 continue
             if difference <= tolerance:
@@ -128,10 +135,18 @@ def enable_checkpointing(trained: Trainable, model: PreTrainedModel, layout: For
         decoder.checkpointing = True
 
 
-def _difference(got: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the largest difference of gradients, relative to the largest gradient."""
-    scale = max(float(each.abs().max()) for each in expected)
-    return max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)) / max(scale, 1e-12)
+def _difference(got: list[Tensor], expected: list[Tensor], forward: Forward) -> float:
+    """Return the largest difference of gradients, relative to the largest gradient.
+
+    It is infinite if the backward of a kernel, by hand, leaves out most of a parameter's gradient.
+    """
+    largest = [float(each.abs().max()) for each in expected]
+    differences = [float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)]
+    scale = max(*largest, 1e-12)
+    own = (d / max(one, 0.001 * scale) for d, one in zip(differences, largest, strict=True))
+    if forward.kernels and not max(own) <= MOST_TOLERANCE:
+        return float("inf")
+    return max(differences) / scale
 
 
 def _no_dropout(model: PreTrainedModel) -> bool:

@@ -124,7 +124,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
         dtype=info.dtype,
         can_take_trees=bool(reward_model.decoders) and spec.tree,
         can_fuse=bool(reward_model.decoders) and all(decoder.fuse for decoder in reward_model.decoders),
-        has_kernels=has_kernels(device_of(model)),
+        has_kernels=has_kernels(device_of(model), dtype_of(model)),
         num_values=info.num_values,
         max_width=info.max_width,
         modules=reward_model.models,

@@ -16,9 +16,10 @@ import torch
 LIBRARY: Any = torch.library.Library("gym_rm", "DEF")  # type: ignore[no-untyped-call]
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels can run on a device."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the kernels can run on a device, and are exact enough for a precision."""
+    there = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return there and dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def operation(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

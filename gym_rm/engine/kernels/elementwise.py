@@ -194,7 +194,7 @@ class _SiluMul(torch.autograd.Function):
 
 def norm_rotate(states: Tensor, norm: Any, cos: Tensor, sin: Tensor) -> Tensor:
     """Return states normed by a module, or not if it is None, and rotated; in place without gradients."""
-    states = states.contiguous()
+    states, cos, sin = states.contiguous(), cos.contiguous(), sin.contiguous()
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.variance_epsilon)
     if torch.is_grad_enabled():
         rotated: Tensor = _NormRotate.apply(states, weight, cos, sin, eps)

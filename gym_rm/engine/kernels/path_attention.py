@@ -211,7 +211,8 @@ class PathAttention:
     @staticmethod
     def covers(call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Return whether the kernels support a call."""
-        few = query.shape[1] // key.shape[1] <= min(_blocks(value, of_keys=keys)["m"] for keys in (False, True))
+        group = query.shape[1] // key.shape[1]
+        few = all(group <= _blocks(query, value, of_keys=keys)["m"] for keys in (False, True))
         small = max(query.shape[2], value.shape[2]) <= LARGEST
         known = value.dtype in (torch.float32, torch.bfloat16, torch.float16)
         return few and small and known and not call.dropout
@@ -225,7 +226,7 @@ class PathAttention:
         """
         # With autocast, rotary positions make queries and keys float32.
         query, key, value = (_with_whole_rows(each.to(value.dtype)) for each in (query, key, value))
-        height = _blocks(value)["m"] // (query.shape[1] // key.shape[1])
+        height = _blocks(query, value)["m"] // (query.shape[1] // key.shape[1])
         kind = len(query), len(rows), height
         if kind not in self._tiles:
             self._tiles[kind] = _Tiles(self, rows, len(query), height)
@@ -287,7 +288,7 @@ class _Attend(torch.autograd.Function):
         states, path_tokens = (query, key, value, logs, grad), tiles.attention.path_tokens
         attend_backward_queries(*states, output, sums, for_query, tiles.tiles, tiles.positions, path_tokens, *numbers)
         for_key, for_value = (each.new_zeros(each.shape) for each in (key, value))  # of padding
-        of_keys, *of_tokens = tiles.of_keys(_blocks(value, of_keys=True)["n"])
+        of_keys, *of_tokens = tiles.of_keys(_blocks(query, value, of_keys=True)["n"])
         tables = of_keys, tiles.queries, tiles.positions, *of_tokens
         attend_backward_keys(*states, sums, for_key, for_value, *tables, *numbers)
         for_sinks = None
@@ -304,9 +305,9 @@ def _with_whole_rows(states: Tensor) -> Tensor:
     return states if states.stride(2) == 1 else states.contiguous()
 
 
-def _blocks(value: Tensor, *, of_keys: bool = False) -> dict[str, int]:
+def _blocks(query: Tensor, value: Tensor, *, of_keys: bool = False) -> dict[str, int]:
     """Return rows and keys of a block, and warps and stages of a program, which fit into an H100 up to `LARGEST`."""
-    exact, size = value.dtype is torch.float32, value.shape[2]
+    exact, size = value.dtype is torch.float32, max(query.shape[2], value.shape[2])
     rows, keys = (32, 16) if exact else (64, 32 if of_keys or size > 128 else 64)
     if size > 128 and (exact or of_keys):
         rows //= 2
@@ -331,7 +332,7 @@ def _settings(
     return {
         "scale": scale, "cap": cap, "window": window, "capped": cap > 0, "precision": precision, "heads": heads,
         "group": group, "size": sizes[0], "value_size": sizes[1], "d": d, "e": e, **strides,
-        **_blocks(value, of_keys=of_keys),
+        **_blocks(query, value, of_keys=of_keys),
     }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ ALONE = 2  # sequences at the end of the trial's that also run alone
 LOW_CAP = 1e-3  # soft cap of attention scores in the trial
 LEAST_TOKENS = 256  # of the largest batch
 EVERYTHING = 10**6  # a token budget larger than the whole trial
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+COMPILERS = ("torch._dynamo", "torch._inductor")
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
 
@@ -158,14 +158,20 @@ def agreeing_forwards(
     known_layers = SUPPORTED_LAYER_TYPES.issuperset(getattr(config, "layer_types", None) or ())
     tree = switches.layout in (None, "tree") and candidate.can_take_trees and known_layers
     if tree and getattr(config, "attention_chunk_size", None) is None:
-        choices = ((True, False) if can else (False,) for can in (candidate.can_fuse, candidate.has_kernels))
-        for fuse, kernels in itertools.product(*choices):
-            forward = check(Forward("tree", fuse=fuse, kernels=kernels), ladder=copy.copy(rungs), expected=expected)
-            if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
-                with _short_windows_and_low_caps(candidate) as changed:
-                    same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
-                if same:
-                    yield forward
+        for fuse in (True, False) if candidate.can_fuse else (False,):
+            agreeing: list[Forward] = []
+            for kernels in (True, False) if candidate.has_kernels else (False,):
+                forward = check(Forward("tree", fuse=fuse, kernels=kernels), ladder=copy.copy(rungs), expected=expected)
+                if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
+                    with short_windows_and_low_caps(candidate) as changed:
+                        same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
+                    if same and kernels and forward.batch_invariance != "bit-equal":
+                        warning = "%s: the kernels do not keep the bits of %s, so torch's are tried first"
+                        logger.warning(warning, candidate.name, forward)
+                        agreeing.append(forward)
+                    elif same:
+                        yield forward
+            yield from agreeing
     layouts: tuple[Layout, ...] = ("padded", "one_by_one")
     for layout in (each for each in layouts if switches.layout in (None, each)):
         forward = check(Forward(layout, fuse=False), ladder=copy.copy(rungs), expected=expected)
@@ -213,11 +219,11 @@ def check_invariance(
         try:
             alone, every = (run(plan, tried)[plan.value_index] for plan in plans)
         except Exception as error:
-            if not (did_not_compile(error) or isinstance(error, FAILURES)):
+            if not is_failure(error, tried):
                 raise
             candidate.note(tried, f"fails: {brief(error)}")
-            if did_not_compile(error):  # with no number of rows
-                warning = "%s: this does not compile here, so a slower forward runs: %s: %s"
+            if did_not_compile(error, tried):  # with no number of rows
+                warning = "%s: this does not compile or run here, so a slower forward does: %s: %s"
                 logger.warning(warning, candidate.name, tried, brief(error))
                 break
             continue
@@ -235,8 +241,15 @@ def check_invariance(
     return found[0] if found else PLAIN
 
 
-def did_not_compile(error: BaseException) -> bool:
-    """Return whether an error is of a compiler, so that it says nothing about the model."""
+def is_failure(error: Exception, forward: Forward) -> bool:
+    """Return whether an error means that a forward cannot be used, but another can."""
+    return isinstance(error, FAILURES) or did_not_compile(error, forward)
+
+
+def did_not_compile(error: Exception, forward: Forward) -> bool:
+    """Return whether an error is of a compiler, or of what it needs, so that it says nothing about the model."""
+    if forward.kernels:  # Triton needs a C compiler and a folder, and some of its errors have no class of their own
+        return not isinstance(error, MemoryError)
     return any(kind.__module__.startswith(COMPILERS) for kind in type(error).__mro__)
 
 
@@ -272,7 +285,7 @@ def _rounding_otherwise(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _short_windows_and_low_caps(candidate: Candidate) -> Iterator[bool]:
+def short_windows_and_low_caps(candidate: Candidate) -> Iterator[bool]:
     """Let the modules have settings that matter for short texts; whether any has changed."""
     settings = {"sliding_window": candidate.page_size + 5, "attn_logit_softcapping": LOW_CAP}
     owners: list[Any] = [part for module in candidate.modules for part in module.modules()]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import subprocess
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import trial_sequences
 from gym_rm.engine.paths import Paths
+from gym_rm.errors import ConfigError
 from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy
 from gym_rm.training import layouts
 from tests.engine.kernels.triton_device import DEVICE, needs_triton
@@ -33,7 +35,7 @@ ARCHITECTURES = ("qwen3", "mistral", "gemma2", "gpt_oss")
 @pytest.fixture(autouse=True)
 def kernels_everywhere(monkeypatch):
     for module in (loaded_model, layouts):
-        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+        monkeypatch.setattr(module, "has_kernels", lambda device, dtype: True)
     monkeypatch.setattr(loaded_model._Trial, "ladder", lambda self: [GemmRows()])
 
 
@@ -95,18 +97,44 @@ def test_wrong_kernels_are_refused(name):
     assert info.layout == "tree", "torch computes the same tree"
 
 
-def test_a_kernel_that_does_not_compile_is_a_warning_by_name(logged):
-    class CompilationError(Exception):
-        pass
+class CompilationError(Exception):
+    __module__ = "triton.compiler.errors"
 
-    CompilationError.__module__ = "triton.compiler.errors"
-    with mock.patch.object(path_attention, "attend", side_effect=CompilationError("no such instruction")):
+
+FAILURES = [
+    CompilationError("no such instruction"),
+    RuntimeError("Failed to find C compiler."),
+    subprocess.CalledProcessError(1, ["gcc"]),
+    AssertionError("libcuda.so cannot be found"),
+    PermissionError("the folder of kernels"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_kernels_that_do_not_compile_are_a_warning_by_name(error, logged):
+    with mock.patch.object(path_attention, "attend", side_effect=error):
         _, info = load()
     assert (info.layout, info.kernels, info.fused) == ("tree", False, True)
     (warning,) = (each.getMessage() for each in logged.records if each.levelno == logging.WARNING)
-    assert "does not compile" in warning
-    assert "kernels" in warning
-    assert "no such instruction" in warning
+    assert "does not compile or run here" in warning
+    assert "tree, fused, kernels" in warning
+
+
+def test_kernels_without_memory_are_an_error():
+    with (
+        mock.patch.object(path_attention, "attend", side_effect=torch.OutOfMemoryError("nothing left")),
+        pytest.raises(ConfigError, match="its forward does not"),
+    ):
+        load()
+
+
+def test_kernels_that_lose_the_bits_do_not_replace_torch(logged):
+    plain = path_attention._blocks
+    by_number = lambda query, value, **kind: plain(query, value, **kind) | {"n": 16 if len(query) < 100 else 32}  # noqa: E731
+    with mock.patch.object(path_attention, "_blocks", by_number):
+        _, info = load()
+    assert (info.layout, info.kernels, info.fused, info.batch_invariance) == ("tree", False, True, "bit-equal")
+    assert "do not keep the bits" in logged.text
 
 
 def test_the_prefix_cache_keeps_the_bits():
@@ -129,6 +157,17 @@ def test_training_runs_with_the_kernels_and_scores_are_those_of_training():
         served = policy.trial_values(batch)
     assert with_gradients.requires_grad
     assert torch.equal(with_gradients, served)
+
+
+def test_a_backward_without_the_window_is_refused():
+    """The trial's texts are shorter than the window, so it makes the window short."""
+    plain = path_attention.attend_backward_keys
+    model = tiny_models.policy("mistral", num_hidden_layers=1, sliding_window=4096).to(DEVICE)
+    policy = TrainedPolicy(StartPolicy(model, None, tiny_models.tokenizer(), "tiny"))
+    everything = lambda *given: plain(*given[:-1], path_attention.NO_WINDOW)  # noqa: E731
+    with mock.patch.object(path_attention, "attend_backward_keys", everything):
+        layout = layouts.choose_layout(policy, model, tree=True, fuse=True)
+    assert not layout.kernels
 
 
 def test_gradients_of_checkpointed_layers_are_the_same():
