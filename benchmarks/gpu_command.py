@@ -73,8 +73,9 @@ def run(
     if args.read_kernels is not None and args.kernels is None:
         parser.error("--read-kernels needs --kernels, the folder of the run that wrote the file.")
     args.output.mkdir(parents=True, exist_ok=True)
-    if not (args.data / "gsm8k_graded.jsonl.gz").exists():
-        sys.exit(f"--data {args.data} has no gsm8k_graded.jsonl.gz: pass the folder with the real conversations.")
+    for name in ("gsm8k_graded.jsonl.gz", "hh_harmless.jsonl.gz"):
+        if not (args.data / name).exists():
+            sys.exit(f"--data {args.data} has no {name}: pass the folder with the real conversations.")
     if not args.tiny and not torch.cuda.is_available():
         sys.exit("torch sees no GPU; --tiny runs the same code on a CPU.")
     if args.kernels is not None:

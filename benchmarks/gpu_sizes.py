@@ -165,7 +165,7 @@ class Day:
         self.device = torch.device("cpu" if sizes is TINY else "cuda")
         self.errors = 0
         self._end = time.monotonic() + 60 * minutes
-        self._file = (output / f"part_{part}.jsonl").open("w", encoding="utf-8")
+        self._file = (output / f"part_{part}.jsonl").open("a", encoding="utf-8")  # a part that runs again adds its rows
 
     @property
     def seconds_left(self) -> float:

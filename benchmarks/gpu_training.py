@@ -21,7 +21,7 @@ from gpu_sizes import GROUP, Day
 
 from gym_rm.config import load_config
 from gym_rm.generation.completions import Completion
-from gym_rm.generation.decoding import LeanDecoder
+from gym_rm.generation.decoding import GraphDecoder, LeanDecoder
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.planning.hardware import calibration
 from gym_rm.planning.hardware.devices import QUANTITIES
@@ -102,8 +102,9 @@ def decoding(day: Day, task: Any) -> dict[str, Any]:
     prompts = [np.array(ids, dtype=np.int32) for ids in prompts_of(task, day.tokenizer)]
     sampler = LocalSampler(policy_of(day, task), day.tokenizer, max_new_tokens=task.max_new_tokens)
     sampler.sample(prompts[:GROUP], seeds=range(GROUP))
-    if not isinstance(sampler._decoder, LeanDecoder):
-        raise ArithmeticError(f"sampled with {type(sampler._decoder).__name__} instead of LeanDecoder")
+    promised = GraphDecoder if day.device.type == "cuda" else LeanDecoder
+    if type(sampler._decoder) is not promised:
+        raise ArithmeticError(f"sampled with {type(sampler._decoder).__name__} instead of {promised.__name__}")
     found: list[Any] = []
     seconds = [
         scoring.timed(lambda: found.append(sampler.sample(prompts, seeds=range(len(prompts)))), day.device)
