@@ -159,19 +159,19 @@ def agreeing_forwards(
     tree = switches.layout in (None, "tree") and candidate.can_take_trees and known_layers
     if tree and getattr(config, "attention_chunk_size", None) is None:
         for fuse in (True, False) if candidate.can_fuse else (False,):
-            agreeing: list[Forward] = []
+            within: list[Forward] = []  # rounding; another that keeps the bits comes first
             for kernels in (True, False) if candidate.has_kernels else (False,):
                 forward = check(Forward("tree", fuse=fuse, kernels=kernels), ladder=copy.copy(rungs), expected=expected)
                 if forward != PLAIN and _keeps_to_branches(candidate, run, forward, expected[1]):
                     with short_windows_and_low_caps(candidate) as changed:
                         same = not changed or check(forward, ladder=[forward.rows]) != PLAIN
-                    if same and kernels and forward.batch_invariance != "bit-equal":
-                        warning = "%s: the kernels do not keep the bits of %s, so torch's are tried first"
-                        logger.warning(warning, candidate.name, forward)
-                        agreeing.append(forward)
-                    elif same:
+                    if same and forward.batch_invariance == "bit-equal":
                         yield forward
-            yield from agreeing
+                    elif same:
+                        within.append(forward)
+                    if same and kernels and within:
+                        logger.warning("%s: the kernels do not keep the bits: %s", candidate.name, forward)
+            yield from within
     layouts: tuple[Layout, ...] = ("padded", "one_by_one")
     for layout in (each for each in layouts if switches.layout in (None, each)):
         forward = check(Forward(layout, fuse=False), ladder=copy.copy(rungs), expected=expected)
