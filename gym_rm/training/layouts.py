@@ -33,6 +33,7 @@ from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scores import FloatArray
 
+SMALL = 0.02  # gradients of less than this, relative to the largest, can be rounding, such as those of biases of keys
 GRADIENT_TOLERANCE = 1e-4  # maximum difference of gradients in the trial, relative to the largest
 
 
@@ -143,7 +144,7 @@ def _difference(got: list[Tensor], expected: list[Tensor], forward: Forward) -> 
     largest = [float(each.abs().max()) for each in expected]
     differences = [float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)]
     scale = max(*largest, 1e-12)
-    own = (d / max(one, 0.001 * scale) for d, one in zip(differences, largest, strict=True))
+    own = (d / max(one, SMALL * scale) for d, one in zip(differences, largest, strict=True))
     if forward.kernels and not max(own) <= MOST_TOLERANCE:
         return float("inf")
     return max(differences) / scale

@@ -170,6 +170,23 @@ def test_a_backward_without_the_window_is_refused():
     assert not layout.kernels
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_backward_without_half_of_a_weights_gradient_is_refused_in_bfloat16_too(wrong):
+    plain = elementwise._launch_norm_rotate_backward
+
+    def backward(*given):
+        plain(*given)
+        of_weight = given[6]
+        if wrong and of_weight is not None:
+            of_weight[:, : of_weight.shape[1] // 2] = 0
+
+    model = tiny_models.policy("qwen3", num_hidden_layers=1).to(DEVICE, torch.bfloat16)
+    policy = TrainedPolicy(StartPolicy(model, None, tiny_models.tokenizer(), "tiny"))
+    with mock.patch.object(elementwise, "_launch_norm_rotate_backward", backward):
+        layout = layouts.choose_layout(policy, model, tree=True, fuse=True)
+    assert layout.kernels == (not wrong)
+
+
 def test_gradients_of_checkpointed_layers_are_the_same():
     model = tiny_models.reward_model("qwen3", num_hidden_layers=1).to(DEVICE)
     (batch,) = plan_trees(few_texts(model), max_num_batched_tokens=10**6).batches
