@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -89,6 +90,23 @@ def _is_product(kind: type) -> bool:
     return kind is nn.Linear or issubclass(kind, PRODUCTS)
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What all layers of one forward share.
+
+    Attributes:
+        rotary: rotary positions of the tokens.
+        attention: what the tokens attend to.
+        call: calls a function of torch or a layer.
+        kernels: whether the kernels of `engine.kernels.elementwise` run.
+    """
+
+    rotary: Rotary
+    attention: Attention
+    call: Call
+    kernels: bool
+
+
 def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
     """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x."""
     cos, sin = backbone.rotary_emb(x, position_ids[None])
@@ -121,11 +139,11 @@ def llama_forward(
     context = current_context()
     if context is None:
         call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, kernels)
+        return _forward(backbone, x, Pass(rotary, attention, call, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
     try:
-        return _forward(backbone, x, rotary, attention, call, reads, checkpointing, kernels)
+        return _forward(backbone, x, Pass(rotary, attention, call, kernels), reads, checkpointing)
     finally:
         torch._C._push_on_torch_function_stack(context)
 
@@ -142,65 +160,38 @@ def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return function(*args, **kwargs)
 
 
-def _forward(
-    backbone: Any,
-    x: Tensor,
-    rotary: Rotary,
-    attention: Attention,
-    call: Call,
-    reads: Tensor | None,
-    checkpointing: bool,
-    kernels: bool,
-) -> Tensor:
+def _forward(backbone: Any, x: Tensor, shared: Pass, reads: Tensor | None, checkpointing: bool) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
             if checkpointing:
-                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, kernels, use_reentrant=False)
+                x = checkpoint(_layer, layer, number, x, shared, at, use_reentrant=False)
             else:
-                x = _layer(layer, number, x, rotary, attention, call, at, kernels)
+                x = _layer(layer, number, x, shared, at)
     return rms_norm(backbone.norm, x)
 
 
-def _layer(
-    layer: Any,
-    number: int,
-    x: Tensor,
-    rotary: Rotary,
-    attention: Attention,
-    call: Call,
-    reads: Tensor | None,
-    kernels: bool,
-) -> Tensor:
+def _layer(layer: Any, number: int, x: Tensor, shared: Pass, reads: Tensor | None) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
-    x = _add_attention(layer, number, x, rotary, attention, call, reads, kernels)
+    x = _add_attention(layer, number, x, shared, reads)
     if len(x) <= MLP_ROWS or x.device.type != "cpu" or torch.is_grad_enabled():
-        return _add_mlp(layer, x, call, kernels)
+        return _add_mlp(layer, x, shared)
     for part in torch.split(x, MLP_ROWS):
-        part.copy_(_add_mlp(layer, part, call, kernels))
+        part.copy_(_add_mlp(layer, part, shared))
     return x
 
 
-def _add_mlp(layer: Any, x: Tensor, call: Call, kernels: bool) -> Tensor:
-    mlp = layer.mlp
+def _add_mlp(layer: Any, x: Tensor, shared: Pass) -> Tensor:
+    mlp, call = layer.mlp, shared.call
     inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
     gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
-    product = _elementwise().silu_mul(gate, up) if kernels else silu_times(gate, up, call)
+    product = _elementwise().silu_mul(gate, up) if shared.kernels else silu_times(gate, up, call)
     return _add_product(x, product, mlp.down_proj, call)
 
 
-def _add_attention(
-    layer: Any,
-    number: int,
-    x: Tensor,
-    rotary: Rotary,
-    attention: Attention,
-    call: Call,
-    reads: Tensor | None,
-    kernels: bool,
-) -> Tensor:
-    module = layer.self_attn
+def _add_attention(layer: Any, number: int, x: Tensor, shared: Pass, reads: Tensor | None) -> Tensor:
+    module, call, rotary, kernels = layer.self_attn, shared.call, shared.rotary, shared.kernels
     normed = rms_norm(layer.input_layernorm, x)
     inputs = _input(module.k_proj, normed)
     key = _rotated_heads(module, "k", _heads(module, "k", inputs, x.dtype, call), rotary, kernels)
@@ -212,7 +203,7 @@ def _add_attention(
     del normed, inputs  # attention needs the memory
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
-    attended = attention(LayerCall(number, module.scaling, window, reads is not None), query, key, value)
+    attended = shared.attention(LayerCall(number, module.scaling, window, reads is not None), query, key, value)
     return _add_product(x, attended.reshape(x.shape[0], -1).contiguous(), module.o_proj, call)
 
 

@@ -81,6 +81,17 @@ def _rows(first, stop, key_head, group: tl.constexpr, m: tl.constexpr):
     return row.to(tl.int64), key_head * group + index % group, (row < stop) & (index < m // group * group)
 
 
+@triton.jit
+def _tile(tiles, positions, window, group: tl.constexpr, m: tl.constexpr, n: tl.constexpr):
+    """Return the path of a program, its rows, and where the first block of their keys starts and the last key is."""
+    at = tiles + 3 * tl.program_id(0)
+    row, head, live = _rows(tl.load(at + 1), tl.load(at + 2), tl.program_id(1), group, m)
+    position = tl.load(positions + row, mask=live, other=-1)
+    last = tl.max(position, 0)
+    low = tl.maximum(tl.min(tl.where(live, position, last), 0) - window + 1, 0) // n * n
+    return tl.load(at), row, head, live, position, low, last
+
+
 @triton.jit(do_not_specialize=["window"])
 def _forward(
     q_at, k_at, v_at, o_at, log_at, sink_at, tiles, positions, paths, scale, cap, window,
@@ -88,12 +99,8 @@ def _forward(
     value_size: tl.constexpr, d: tl.constexpr, e: tl.constexpr, m: tl.constexpr, n: tl.constexpr,
     capped: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    tile, key_head = tl.program_id(0), tl.program_id(1)
-    path, first, stop = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    row, head, live = _rows(first, stop, key_head, group, m)
-    position = tl.load(positions + row, mask=live, other=-1)
-    last = tl.max(position, 0)
-    low = tl.maximum(tl.min(tl.where(live, position, last), 0) - window + 1, 0) // n * n
+    key_head = tl.program_id(1)
+    path, row, head, live, position, low, last = _tile(tiles, positions, window, group, m, n)
     q = _load(q_at, row * q_row + head * q_head, live, size, d)
     top = tl.full([m], -float("inf"), tl.float32)
     total = tl.zeros([m], tl.float32)
@@ -130,12 +137,8 @@ def _backward_queries(
     value_size: tl.constexpr, d: tl.constexpr, e: tl.constexpr, m: tl.constexpr, n: tl.constexpr,
     capped: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    tile, key_head = tl.program_id(0), tl.program_id(1)
-    path, first, stop = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    row, head, live = _rows(first, stop, key_head, group, m)
-    position = tl.load(positions + row, mask=live, other=-1)
-    last = tl.max(position, 0)
-    low = tl.maximum(tl.min(tl.where(live, position, last), 0) - window + 1, 0) // n * n
+    key_head = tl.program_id(1)
+    path, row, head, live, position, low, last = _tile(tiles, positions, window, group, m, n)
     at = row * heads + head
     q = _load(q_at, row * q_row + head * q_head, live, size, d)
     grad = _load(grad_at, at * value_size, live, value_size, e)
