@@ -85,12 +85,14 @@ def run(
     warnings.simplefilter("ignore", FutureWarning)
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     signal.signal(signal.SIGALRM, _time_up)
-    errors = 0
+    results = errors = 0
     for part in args.part:
         allowed = minutes[part] if args.minutes is None else args.minutes
         day = Day(part, args.output, minutes=allowed, sizes=TINY if args.tiny else FULL)
         parts[part](day, **{name: getattr(args, name) for name in choices or {}})
         if args.kernels is not None:
             save_kernels(args.kernels, args.output)
-        errors += day.errors
+        results, errors = results + day.results, errors + day.errors
+    if not results:
+        sys.exit("nothing was measured: no row has a result, or fits into its --minutes.")
     sys.exit(1 if errors else 0)

@@ -163,7 +163,7 @@ class Day:
     def __init__(self, part: str, output: Path, *, minutes: float, sizes: Sizes) -> None:
         self.part, self.output, self.sizes = part, output, sizes
         self.device = torch.device("cpu" if sizes is TINY else "cuda")
-        self.errors = 0
+        self.results = self.errors = 0
         self._end = time.monotonic() + 60 * minutes
         self._file = (output / f"part_{part}.jsonl").open("a", encoding="utf-8")  # a part that runs again adds its rows
 
@@ -206,6 +206,7 @@ class Day:
         try:
             with check, heard.listening():
                 outcome: dict[str, Any] = {"result": dict(work())}
+            self.results += 1
         except (Exception, SystemExit, TimeUp) as error:
             traceback.print_exc()
             self.errors += 1

@@ -117,7 +117,7 @@ def test_compiled_kernels_travel_back_and_are_read(output, tmp_path, data):
     archive, kernels = output / "kernels.tar.gz", output.parent / "kernels"
     (kernels / "triton" / "one").unlink()
     options = ("--part", "2", "--data", data, "--output", tmp_path, "--minutes", "0", "--read-kernels", archive)
-    assert run(tmp_path, "gpu_first", *options, "--kernels", kernels).returncode == 0
+    assert "nothing was measured" in run(tmp_path, "gpu_first", *options, "--kernels", kernels).stderr
     assert (kernels / "triton" / "one").read_text() == "a kernel"
     with tarfile.open(tmp_path / "kernels.tar.gz") as file:
         assert "./triton/one" in file.getnames()
@@ -126,9 +126,10 @@ def test_compiled_kernels_travel_back_and_are_read(output, tmp_path, data):
     assert f"pass --kernels {kernels}" in elsewhere.stderr
 
 
-def test_rows_that_do_not_fit_into_the_minutes_are_skipped(tmp_path, data):
+def test_rows_that_do_not_fit_into_the_minutes_are_skipped_and_a_day_without_numbers_is_an_error(tmp_path, data):
     done = run(tmp_path, "gpu_day", "--part", "C", "--data", data, "--output", tmp_path, "--minutes", "0.3")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert "nothing was measured" in done.stderr
     assert all("s are left" in row["skipped"] for row in rows_of(tmp_path, "C") if row["name"] != "vLLM")
 
 
