@@ -39,7 +39,7 @@ from transformers.utils import logging as transformers_logging
 import gym_rm
 from gym_rm.config import load_config, settings_file
 from gym_rm.data.prompts import load_prompts
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, GymRMError, RemoteError
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
 from gym_rm.policy.estimate import estimate, zero_variance_groups
@@ -62,6 +62,7 @@ SUM_WARNING = (
     "advantage.steps=sum pays for more steps: policies then split or pad their replies (PURE, arXiv 2504.15275). Watch "
     "steps_per_reply, or use advantage.steps=min."
 )
+SECONDS_BETWEEN_CALLS = 5.0  # of a server that was lost
 
 
 class PhaseTimer:
@@ -102,7 +103,7 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
 
 def train_step(
     step: int,
-    roll_out: Callable[[int], RolloutTable],
+    roll_out: Callable[[], RolloutTable],
     learner: Learner,
     scorer: Scorer,
     settings: GRPOSettings,
@@ -110,7 +111,7 @@ def train_step(
 ) -> tuple[RolloutTable, np.ndarray, dict[str, Any]]:
     """Run one step of GRPO; return the rollouts of all ranks, the advantage of each `[B]`, and metrics."""
     # Sample a group of replies to each prompt, and step the environments, which score them: see `play`.
-    ours = roll_out(step)
+    ours = roll_out()
     if settings.env.sleep:
         scorer.sleep()  # type: ignore[attr-defined]
 
@@ -225,9 +226,26 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
     (sampler, update_weights), timer = make_sampler(settings, learner), PhaseTimer()
 
-    def roll_out(step: int) -> RolloutTable:
+    def patiently(call: Callable[[], RolloutTable]) -> RolloutTable:
+        """Return what a call returns. If a server is lost, save, wait until it is back, and call again."""
+        deadline = None
+        while True:
+            try:
+                update_weights()
+                return learner.agreed(call)
+            except GymRMError as error:
+                if deadline is None:
+                    deadline = time.monotonic() + settings.sampling.timeout
+                    if run.step:
+                        run.save()
+                    console.print(f"[yellow]{run.step} steps are saved: {escape(str(error))}[/]", highlight=False)
+                ends = learner.gathered([time.monotonic() > deadline or signal_heard() is not None])
+                if any(ends) or not isinstance(error, RemoteError):
+                    raise
+                time.sleep(SECONDS_BETWEEN_CALLS)
+
+    def rollouts_of(step: int) -> RolloutTable:
         """Return this rank's rollouts of a step."""
-        update_weights()
         table = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
             if not (groups := zero_variance_groups(table, settings)).size:
@@ -239,9 +257,8 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
-            update_weights()
-            parts = learner.gathered([play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())])
-            rollouts = RolloutTable.joined(parts).rollouts
+            ours = patiently(lambda: play(held_out_envs, sampler, schedule.held_out(), PhaseTimer()))
+            rollouts = RolloutTable.joined(learner.gathered([ours])).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
     run = GRPORunFolder(settings, learner, scorer, (prompts, held_out))
@@ -259,6 +276,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
             measure()
         while stop is None and run.step < settings.steps:
             started = time.perf_counter()
+            roll_out = functools.partial(patiently, functools.partial(rollouts_of, run.step + 1))
             table, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
             run.step += 1
             metrics["phase_seconds"] = timer.take()
@@ -322,6 +340,9 @@ def main() -> None:
         print_results(Path(settings.output), console)
         if stop is None:
             console.print(f"policy:  {settings.output}/final", highlight=False)
+            if settings.sampling.server:
+                words = f"{settings.sampling.server} keeps these weights under the name of the first ones; restart it"
+                console.print(words, highlight=False)
         else:
             words = f"{stop.name} came; repeat the command with output={settings.output} to resume"
             console.print(words, highlight=False)

@@ -44,6 +44,10 @@ class SamplingSettings(Config):
     package's own decoding where it equals the model's own."""
     server_key: str | None = None
     """Name of the environment variable with the key of the server."""
+    timeout: Finite = Field(default=3600.0, gt=0)
+    """Seconds for the completions of a server, for loading weights, and to wait for a server that was lost."""
+    max_retries: NonNegativeInt = 5
+    """How often a request to a server is sent again before the server counts as lost."""
     weights_folder: str | None = None
     """Folder through which a server gets new weights; null for a folder in the run's own."""
 

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,12 +141,19 @@ class Learner(ParallelModel):
         if self.fsdp:
             reshard(module)
 
-    def log_probs_of(self, prompt: TokenIds, completion: TokenIds) -> list[float]:
-        """Return the log-probabilities of the tokens of one completion."""
-        turn = RolloutTurn(prompt, Completion(completion, np.zeros(len(completion), np.float32), True, ""), 0.0)
-        ((_, log_probs),) = self.log_probs(self.batches([turn], np.zeros(1, np.int64)))
-        values: list[float] = log_probs.tolist()
-        return values
+    @torch.no_grad()
+    def log_probs_of(self, prompts: Sequence[TokenIds], completions: Sequence[Completion]) -> list[NDArray[np.float32]]:
+        """Return the log-probabilities of the tokens of completions; a sharded policy needs all ranks."""
+        turns = [RolloutTurn(*each, reward=0.0) for each in zip(prompts, completions, strict=True)]
+        found: dict[int, NDArray[np.float32]] = {}
+        for batch in self.batches(turns, np.zeros(len(turns), np.int64)):
+            with self.accelerator.autocast():
+                log_probs = self.policy(batch)[0].float().cpu().numpy()
+            ends = np.cumsum([len(completions[turn].token_ids) for turn in batch.turns])
+            found |= dict(zip(batch.turns, np.split(log_probs, ends[:-1]), strict=True))
+        if self.fsdp:
+            reshard(self.policy)
+        return [found[turn] for turn in range(len(turns))]
 
     def measure(self, table: RolloutTable, turns: NDArray[Any]) -> Measured:
         """Return the log-probabilities before the updates of a step, of this rank's turns in the table of all ranks.
@@ -214,10 +221,13 @@ class Learner(ParallelModel):
 
     def export(self, folder: Path) -> None:
         """Write the policy as a plain Hugging Face folder, with adapters merged; all ranks must call this."""
-        weights, start = self.weights(keep=self.is_main), self.start
-        if start.peft is not None:
-            start = replace(start, peft=self.unsharded)
+        weights = self.weights(keep=self.is_main)
         if self.is_main:
             with atomic_folder(folder) as unfinished:
-                save_policy(start, unfinished, weights)
+                self.save(unfinished, weights)
         self.accelerator.wait_for_everyone()
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor], *, tied_once: bool = True) -> None:
+        """Write whole weights as a plain Hugging Face folder, see `save_policy`."""
+        peft = None if self.start.peft is None else self.unsharded
+        save_policy(replace(self.start, peft=peft), folder, weights, tied_once=tied_once)

@@ -1,52 +1,56 @@
 """Sampling of completions by a server of vLLM, which gets new weights through files.
 
-Routes and fields are those of vLLM 0.33: `/v1/completions` with token ids, `return_token_ids` and `logprobs`; new
-weights through `/collective_rpc` (`reload_weights`) and `/reset_prefix_cache`, which exist if the server runs with
-`VLLM_SERVER_DEV_MODE=1`. `--logprobs-mode processed_logprobs` makes its log-probabilities those at the sampling
-temperature.
+Routes and fields are those of vLLM 0.28 to 0.32: `/v1/completions` with token ids, `return_token_ids` and `logprobs`;
+new weights through `/collective_rpc` (`reload_weights`), `/reset_prefix_cache` and `/update_weight_version`, which
+exist if the server runs with `VLLM_SERVER_DEV_MODE=1`. `--logprobs-mode processed_logprobs` makes its
+log-probabilities those at the sampling temperature.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_rm.errors import ConfigError, RemoteError, brief
+from gym_rm.errors import ConfigError, RemoteError, brief, warn_once
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_body
 from gym_rm.training.checkpoints import atomic_folder
 
-CALIBRATION_SEED = 0
+Calibrate: TypeAlias = Callable[[Sequence[TokenIds], Sequence[Completion]], Sequence[NDArray[np.float32]]]
 MOST_REQUESTS = 64  # at the same time
-TOLERANCE = 0.05  # mean difference of log-probabilities; servers compute in bfloat16, with other kernels
+COMPARED = 8  # completions of a call whose log-probabilities are compared with the trainer's
+# Largest mean difference, and of one token: float32 on both sides, or rounded to bfloat16 on one of them.
+FLOAT32_TOLERANCE, TOLERANCE = (1e-3, 0.05), (0.05, 2.0)
 
 
 class RemoteSampler:
     """Samples completions with a server; see `Sampler`.
 
-    After new weights, and before the first completions, the server completes a known prompt. Its log-probabilities
-    must be those of the trainer, so old weights, another temperature or another filter of tokens are noticed. Weights
-    that changed less than the tolerance cannot be told apart.
+    Before and after the completions of a call the server must tell the version of the weights that it was given last,
+    so a restart is noticed. The log-probabilities of some completions must be those of the trainer, so old weights,
+    another temperature or another filter of tokens are noticed, unless the difference is as small as rounding.
 
     Args:
         url: address of the server.
         model: name under which the server serves the policy.
         tokenizer: tokenizer of the policy, which writes the texts.
         ends: ids of the tokens that end a completion, see `end_tokens`.
-        save: `save(folder, weights)` writes a Hugging Face folder with these weights.
+        save: `save(folder, weights)` writes a Hugging Face folder with these weights, tied ones under all their names.
         weights_folder: folder of the weights; the server must see it under the same path.
         max_new_tokens: most tokens in a completion.
         temperature: sampling temperature, above 0.
-        calibrate: `calibrate(prompt, completion)` returns the trainer's log-probabilities of the tokens of a completion
-            at the sampling temperature, `[T]`; None to trust the server.
+        calibrate: `calibrate(prompts, completions)` returns the trainer's log-probabilities of the tokens of each
+            completion at the sampling temperature, `[T]`; None to trust the server.
+        full_precision: whether the trainer computes in float32.
         api_key: sent as a bearer token.
         timeout: seconds for all completions of a call, and for loading weights.
         max_retries: how often a request is sent again after a failed connection or a status of 500 and more; a server
@@ -67,9 +71,10 @@ class RemoteSampler:
         weights_folder: Path,
         max_new_tokens: int,
         temperature: float = 1.0,
-        calibrate: Callable[[TokenIds, TokenIds], Sequence[float]] | None = None,
+        calibrate: Calibrate | None = None,
+        full_precision: bool = False,
         api_key: str | None = None,
-        timeout: float = 600.0,
+        timeout: float = 3600.0,
         max_retries: int = 5,
     ) -> None:
         if temperature <= 0:
@@ -81,43 +86,59 @@ class RemoteSampler:
         self.version: int | None = None
         self._ends = sorted(ends)
         self._save, self._folder = save, Path(weights_folder)
-        self._calibrate = calibrate
+        self._calibrate, self._full_precision = calibrate, full_precision
+        self._tolerance: tuple[float, float] | None = None  # not known yet
         self._timeout = timeout
         self._client = HTTPClient(
             [self.url], key=api_key, attempt_timeout=timeout, max_retries=max_retries, max_connections=MOST_REQUESTS
         )
-        self._trusted = calibrate is None
 
     def sample(self, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
         """Sample one completion for each prompt; see `Sampler`.
 
         Raises:
-            ConfigError: the server refuses a request, or its reply cannot be used; the message names the row.
-            RemoteError: no answer within the time or the retries.
+            ConfigError: the server refuses a request, its reply cannot be used (the message names the row), or it has
+                other log-probabilities although it just loaded the weights.
+            RemoteError: no answer within the time or the retries, or the server lost the weights.
         """
-        if not self._trusted:
-            self._check()
         if not len(prompts):
             return []
-        return self._client.run(self._sample(prompts, seeds))
+        for last in (self.version is None, True):
+            completions = self._client.run(self._sample(prompts, seeds))
+            difference = self._difference(prompts, completions)
+            if difference is None:
+                return completions
+            if last:
+                break
+            warn_once(f"{difference}; it loads them again, and samples again.")  # something else changed its weights
+            self._client.run(self._load())
+        raise ConfigError(
+            f"{difference}. It did not load the new weights, filters tokens or has no --logprobs-mode "
+            "processed_logprobs; compare its model and options with the policy's."
+        )
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Write the weights to a folder, make the server load it, and compare its log-probabilities.
+        """Write the weights to a folder, and make the server load it.
 
         Raises:
-            ConfigError: the server cannot load weights, or has others afterwards.
+            ConfigError: the server cannot load weights.
             RemoteError: no answer.
         """
-        folder = (self._folder / f"version-{version:08d}").absolute()
-        with atomic_folder(folder) as unfinished:
+        self.expect(version)
+        with atomic_folder(self._current) as unfinished:
             self._save(unfinished, weights)
-        self._trusted = False
-        self._client.run(self._load(folder))
-        self.version = version
+        self.load_if_lost()
+
+    def expect(self, version: int) -> None:
+        """Take note of weights of a version that another process writes and loads."""
+        self.version, self._tolerance = version, None
+
+    def load_if_lost(self) -> None:
+        """Make the server load the last weights if it has others; raises as `update_weights` does."""
+        self._client.run(self._load(only_if_lost=True))
         for old in self._folder.glob("version-*"):
-            if old != folder and old.absolute() != folder:
+            if old.absolute() != self._current:
                 shutil.rmtree(old, ignore_errors=True)
-        self._check()
 
     def close(self) -> None:
         """Close all connections and remove the folder of the weights; the server keeps those that it loaded."""
@@ -125,28 +146,40 @@ class RemoteSampler:
         for old in self._folder.glob("version-*"):
             shutil.rmtree(old, ignore_errors=True)
 
-    def _check(self) -> None:
-        """Compare the server's log-probabilities of a completion with the trainer's."""
-        if self._calibrate is not None:
-            prompt = np.array(self.tokenizer.encode("What is 2 + 2?", add_special_tokens=False), dtype=np.int32)
-            (completion,) = self._client.run(self._sample([prompt], [CALIBRATION_SEED]))
-            expected = np.asarray(self._calibrate(prompt, completion.token_ids), dtype=np.float64)
-            difference = float(np.abs(expected - completion.log_probs).mean())
-            if not difference <= TOLERANCE:
-                raise ConfigError(
-                    f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: "
-                    f"they differ by {difference:.3g} on average, more than {TOLERANCE}. It did not load the new "
-                    "weights, filters tokens or has no --logprobs-mode processed_logprobs; compare its model and "
-                    "options with the policy's."
-                )
-        self._trusted = True
+    @property
+    def _current(self) -> Path:
+        """Folder of the last weights; its path is the server's name of their version."""
+        return (self._folder / f"version-{self.version:08d}").absolute()
+
+    def _difference(self, prompts: Sequence[TokenIds], completions: Sequence[Completion]) -> str | None:
+        """Say how far the log-probabilities of some completions are from the trainer's; None if they are near."""
+        if self._calibrate is None:
+            return None
+        rows = np.unique(np.linspace(0, len(prompts) - 1, COMPARED).astype(int))
+        expected = self._calibrate([prompts[row] for row in rows], [completions[row] for row in rows])
+        found = np.concatenate([completions[row].log_probs for row in rows])
+        differences = np.abs(np.concatenate(expected, dtype=np.float64) - found)
+        mean, most = self._tolerance or TOLERANCE
+        if differences.mean() <= mean and differences.max() <= most:
+            return None
+        return (
+            f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: they "
+            f"differ by {differences.mean():.3g} on average and by up to {differences.max():.3g}, where {mean} and "
+            f"{most} are allowed"
+        )
 
     async def _sample(self, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
         deadline = asyncio.get_running_loop().time() + self._timeout
+        await self._require_weights(deadline)
+        if self._tolerance is None:
+            served, _ = await self._client.send("/server_info", read=_parse, deadline=deadline)
+            exact = self._full_precision and "dtype=torch.float32" in str(served)
+            self._tolerance = FLOAT32_TOLERANCE if exact else TOLERANCE
         rows = enumerate(zip(prompts, seeds, strict=True))
         sampled = await self._client.all_of(
             self._complete(row, prompt, int(seed), deadline) for row, (prompt, seed) in rows
         )
+        await self._require_weights(deadline)
         texts = self.tokenizer.batch_decode(
             [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
         )
@@ -200,20 +233,53 @@ class RemoteSampler:
             )
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
-    async def _load(self, folder: Path) -> None:
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    async def _require_weights(self, deadline: float) -> None:
+        """Raise RemoteError if the server tells another version of its weights than it was given."""
+        if self.version is not None and (told := await self._weight_version(deadline)) != str(self._current):
+            raise RemoteError(
+                f"{self.url} has weights of version {told!r} instead of {str(self._current)!r}: it was restarted, or "
+                "another run uses it too."
+            )
+
+    async def _weight_version(self, deadline: float) -> Any:
         try:
-            for path, each in (("/collective_rpc", body), ("/reset_prefix_cache", {})):
-                reply, _ = await self._client.send(path, json.dumps(each).encode(), read=_parse, deadline=deadline)
-                if isinstance(reply, dict) and reply.get("success") is False:
-                    raise ConfigError(f"{self.url}{path} failed for {str(folder)!r}: {reply.get('message', reply)}")
+            reply, _ = await self._client.send("/weight_info", read=_parse, deadline=deadline)
         except NoSuchRoute as error:
             raise ConfigError(
-                f"{self.url} cannot load weights from files ({error}); start it with VLLM_SERVER_DEV_MODE=1."
+                f"{self.url} cannot tell or load weights ({error}); start vLLM (0.28 or later) with "
+                "VLLM_SERVER_DEV_MODE=1."
             ) from error
-        except Refused as error:
-            raise ConfigError(f"{self.url} did not load the weights in {str(folder)!r}: {error}.") from error
+        return reply.get("weight_version") if isinstance(reply, dict) else None
+
+    async def _load(self, *, only_if_lost: bool = False) -> None:
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        folder = str(self._current)
+        if only_if_lost and await self._weight_version(deadline) == folder:
+            return
+        self._tolerance = None
+        bodies: dict[str, dict[str, Any]] = {
+            "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": folder}},
+            "/reset_prefix_cache": {},
+            "/update_weight_version": {"new_version": folder},
+        }
+        for path, body in bodies.items():
+            send = functools.partial(self._client.send, path, json.dumps(body).encode(), deadline=deadline)
+            try:
+                reply, _ = await send(read=_parse, max_retries=0)
+            except RemoteError as error:
+                if isinstance(error, NoSuchRoute) or "collective_rpc method failed" in str(error):
+                    raise self._refusal(error) from error
+                raise
+            except Refused as error:
+                raise self._refusal(error) from error
+            if isinstance(reply, dict) and reply.get("success") is False:
+                raise self._refusal(reply.get("message", reply))
+
+    def _refusal(self, reason: Any) -> ConfigError:
+        return ConfigError(
+            f"{self.url} did not load the weights in {str(self._current)!r}, which it must see under the same path; "
+            f"look whether it still runs: {reason}"
+        )
 
 
 def _parse(body: bytes) -> Any:

@@ -133,7 +133,7 @@ class GRPORunFolder(RunFolder):
 def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
     others: dict[str, Any] = dict.fromkeys(("output", "report_to", "threads", "checkpoint"), True)
-    others["sampling"] = {"server", "server_key", "weights_folder"}
+    others["sampling"] = {"server", "server_key", "timeout", "max_retries", "weights_folder"}
     others["optimizer"] = {"max_num_batched_tokens", "fsdp"}
     values = settings.model_dump(mode="json", exclude={**others, "policy": {"gradient_checkpointing"}})
     if settings.optimizer.schedule == "constant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ from gym_rm.generation.sampling import FEW_ROWS, LocalSampler, end_tokens
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.remote_sampler import RemoteSampler
-from gym_rm.policy.trained_policy import save_policy
 
 
 def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Callable[[], None]]:
@@ -47,8 +47,8 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Cal
                 local.update_weights(learner.weights(keep=True), version=learner.version)
 
         return local, update_copy
-    if settings.policy.model is None or settings.policy.lora is not None:
-        raise ConfigError("sampling.server needs policy.model, the name by which it knows the policy, and no adapters.")
+    if settings.policy.model is None:
+        raise ConfigError("sampling.server needs policy.model, the name by which it knows the policy.")
     key = os.environ.get(options.server_key) if options.server_key else None
     if options.server_key and key is None:
         raise ConfigError(f"sampling.server_key={options.server_key!r}: there is no such environment variable.")
@@ -58,18 +58,25 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Cal
         model=settings.policy.model,
         tokenizer=learner.start.tokenizer,
         ends=end_tokens(learner.start.model, learner.start.tokenizer),
-        save=lambda into, weights: save_policy(learner.start, into, weights),
-        calibrate=learner.log_probs_of if learner.world == 1 else None,  # other ranks could not answer
+        save=functools.partial(learner.save, tied_once=False),
+        # A rank alone has no sharded policy; the others may not come.
+        calibrate=None if learner.fsdp and learner.world > 1 else learner.log_probs_of,
+        full_precision=settings.policy.dtype == "float32" and learner.accelerator.mixed_precision == "no",
         weights_folder=folder.resolve(),
         max_new_tokens=options.max_new_tokens or 512,
         temperature=options.temperature,
         api_key=key,
+        timeout=options.timeout,
+        max_retries=options.max_retries,
     )
 
     def update_server() -> None:
-        weights = learner.weights(keep=learner.is_main)
-        if learner.is_main:
-            server.update_weights(weights, version=learner.version)
-        learner.accelerator.wait_for_everyone()
+        version = learner.version
+        if server.version != version:
+            weights = learner.weights(keep=learner.is_main)
+            server.expect(version)
+            learner.agreed(lambda: server.update_weights(weights, version=version) if learner.is_main else None)
+        else:
+            learner.agreed(lambda: server.load_if_lost() if learner.is_main else None)
 
     return server, update_server

@@ -58,22 +58,33 @@ def open_policy(
     return StartPolicy(model, peft, tokenizer, name)
 
 
-def save_policy(start: StartPolicy, folder: Path, weights: Mapping[str, Tensor]) -> None:
+def save_policy(start: StartPolicy, folder: Path, weights: Mapping[str, Tensor], *, tied_once: bool = True) -> None:
     """Write a policy into a folder as a plain Hugging Face checkpoint; adapters are merged into their base.
 
     Args:
         start: the policy that the run started from, whose classes and configuration are saved.
         folder: an empty folder.
         weights: the trained parameters on the CPU, by their names in `start.trained`.
+        tied_once: write a weight that several layers share under one of their names, as others do. False writes it
+            under each: a server that loads new weights keeps the old ones of a layer that is not in the files.
     """
     model = start.model
-    if start.peft is None:
-        own = {name: each for name, each in model.state_dict().items() if not isinstance(each, DTensor)}
-        model.save_pretrained(folder, state_dict={**own, **weights})
-    else:
+    if start.peft is not None:
         twin = copy.deepcopy(start.peft).cpu()
         twin.load_state_dict(dict(weights), strict=False)
-        twin.merge_and_unload().save_pretrained(folder)
+        model, weights = twin.merge_and_unload(), {}
+    first = {id(each): name for name, each in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for name, each in model.state_dict(keep_vars=True).items():
+        source = first.get(id(each), name)
+        value = weights.get(source, each.detach())
+        if isinstance(value, DTensor):
+            continue  # a buffer of a sharded model
+        if source == name:
+            tensors[name] = value
+        elif not tied_once:
+            tensors[name] = value.clone()
+    model.save_pretrained(folder, state_dict=tensors)
     start.tokenizer.save_pretrained(folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.errors import ConfigError, logger
+from gym_rm.errors import ConfigError, GymRMError, RemoteError, logger
 from gym_rm.reports.runs import flat
 from gym_rm.training.adapters import Adaptable
 from gym_rm.training.checkpoints import Checkpoint
@@ -34,6 +34,7 @@ from gym_rm.training.optimizers import (
 from gym_rm.training.reward_model_settings import OptimizerSettings
 
 Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 TOKENS_ON_CPU, TOKENS_ON_GPU = 2048, 16_384  # token budget of a pass if none is set; more leave the cache of a CPU
 
 
@@ -108,6 +109,26 @@ class ParallelModel:
     def gathered(self, values: Sequence[Any]) -> list[Any]:
         """Return the lists of all ranks as one, in the order of ranks; all ranks must call this."""
         return list(gather_object(list(values))) if self.world > 1 else list(values)
+
+    def agreed(self, call: Callable[[], Result]) -> Result:
+        """Return what a call returns on this rank; the error of one rank is raised on all, so that none waits for it.
+
+        Raises:
+            RemoteError: that of the first rank with an error was one.
+            GymRMError: it was another one.
+        """
+        own: GymRMError | None = None
+        try:
+            result = call()
+        except GymRMError as error:
+            own = error
+        told = None if own is None else (isinstance(own, RemoteError), str(own))
+        for rank, error_of_rank in enumerate(self.gathered([told])):
+            if error_of_rank is not None:
+                is_remote, text = error_of_rank
+                other = (RemoteError if is_remote else GymRMError)(f"rank {rank}: {text}")
+                raise own if own is not None and rank == self.rank else other
+        return result
 
     def passes(
         self, batches: Sequence[Batch], *, padding_batch: Batch, learn: bool = True
