@@ -238,7 +238,8 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
                     deadline = time.monotonic() + settings.sampling.timeout
                     if run.step:
                         run.save()
-                    console.print(f"[yellow]{run.step} steps are saved: {escape(str(error))}[/]", highlight=False)
+                    words = f"step {run.step + 1} waits, {run.step} are saved: {escape(str(error))}"
+                    console.print(f"[yellow]{words}[/]", highlight=False)
                 ends = learner.gathered([time.monotonic() > deadline or signal_heard() is not None])
                 if any(ends) or not isinstance(error, RemoteError):
                     raise

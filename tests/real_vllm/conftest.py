@@ -1,0 +1,49 @@
+"""Servers of a real vLLM for the tests of this folder: `make test-vllm`, or pytest --vllm with its environment."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from vllm_servers import Server
+
+import gym_rm
+
+ASSETS = Path(gym_rm.__file__).parent / "assets"
+
+
+@pytest.fixture(scope="session")
+def vllm(request):
+    """Return the folder of vLLM's environment."""
+    folder = request.config.getoption("--vllm")
+    if folder is None:
+        pytest.skip("needs vLLM for CPUs: make test-vllm")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def servers(vllm, tmp_path_factory):
+    """Start a chat server and a pooling server of the embedded models; end them afterwards."""
+    folder = tmp_path_factory.mktemp("vllm")
+    for name in ("policy", "reward_model"):
+        shutil.copytree(ASSETS / name, folder / name)
+    started = {
+        "policy": Server(vllm, folder / "policy", folder / "policy.log", "--logprobs-mode", "processed_logprobs"),
+        "reward_model": Server(vllm, folder / "reward_model", folder / "reward.log", "--runner", "pooling"),
+    }
+    try:
+        for server in started.values():
+            server.start()
+        yield {name: server.wait() for name, server in started.items()}
+    finally:
+        for server in started.values():
+            server.kill()
+
+
+@pytest.fixture
+def chat_server(servers):
+    return servers["policy"]
+
+
+@pytest.fixture
+def pooling_server(servers):
+    return servers["reward_model"]
