@@ -9,6 +9,7 @@ log-probabilities those at the sampling temperature.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import shutil
@@ -171,10 +172,11 @@ class RemoteSampler:
     async def _sample(self, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
         deadline = asyncio.get_running_loop().time() + self._timeout
         await self._require_weights(deadline)
-        if self._tolerance is None:
-            served, _ = await self._client.send("/server_info", read=_parse, deadline=deadline)
-            exact = self._full_precision and "dtype=torch.float32" in str(served)
-            self._tolerance = FLOAT32_TOLERANCE if exact else TOLERANCE
+        if self._calibrate is not None and self._tolerance is None:
+            with contextlib.suppress(NoSuchRoute):
+                served, _ = await self._client.send("/server_info", read=_parse, deadline=deadline)
+                exact = self._full_precision and "dtype=torch.float32" in str(served)
+                self._tolerance = FLOAT32_TOLERANCE if exact else TOLERANCE
         rows = enumerate(zip(prompts, seeds, strict=True))
         sampled = await self._client.all_of(
             self._complete(row, prompt, int(seed), deadline) for row, (prompt, seed) in rows

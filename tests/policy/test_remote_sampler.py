@@ -1,9 +1,11 @@
-"""A server as sampler, against a small server that answers in the shapes of vLLM with a real policy."""
+"""A server as sampler, against a small server with a real policy that replies as vLLM does, by recorded replies."""
 
+import copy
 import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,29 +20,56 @@ from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.sampling import LocalSampler, end_tokens
 from gym_rm.policy.remote_sampler import RemoteSampler
 
+REPLIES = json.loads((Path(__file__).parents[1] / "vllm_replies.json").read_text())
+
+
+def recorded(name):
+    """Return status and body of a recorded reply of vLLM."""
+    return REPLIES[name]["status"], copy.deepcopy(REPLIES[name]["body"])
+
 
 class Engine:
     """State of the server: its policy, what it was asked, and what it does wrong."""
 
     def __init__(self):
         self.model, self.tokenizer = policy()
+        self.first = copy.deepcopy(self.model.state_dict())
         self.requests = []
-        self.faults = []  # statuses of the next replies
+        self.faults = []  # statuses of the next replies, or recorded ones by name
+        self.version = "default"
+        self.dtype = "float32"
         self.has_routes_for_weights = True
         self.loads = True  # whether it really loads weights that it says it loaded
         self.change = lambda reply: reply
         self.lock = threading.Lock()
         self.samplers = {}
 
+    def restart(self):
+        """Have what a new server of the policy has."""
+        self.model.load_state_dict(self.first)
+        self.version = "default"
+
     def answer(self, path, body):
         """Return status and reply."""
         with self.lock:
             self.requests.append((path, body))
-            if self.faults:
-                return self.faults.pop(0), {"error": {"message": "too much"}}
-            routes = {"/v1/completions": self.completion, "/collective_rpc": self.reload, "/reset_prefix_cache": done}
+            if self.faults and path in ("/v1/completions", "/collective_rpc"):
+                fault = self.faults.pop(0)
+                return recorded(fault) if isinstance(fault, str) else (fault, {"error": {"message": "too much"}})
+            routes = {
+                "/v1/completions": self.completion,
+                "/collective_rpc": self.reload,
+                "/reset_prefix_cache": lambda body: recorded("reset_prefix_cache")[1],
+                "/update_weight_version": self.update_version,
+                "/weight_info": lambda body: recorded("weight_info")[1] | {"weight_version": self.version},
+                "/server_info": lambda body: {"vllm_config": f"model='policy', dtype=torch.{self.dtype}, seed=0"},
+            }
             known = path in routes and (self.has_routes_for_weights or path == "/v1/completions")
-            return (200, self.change(routes[path](body))) if known else (404, {"detail": "Not Found"})
+            return (200, self.change(routes[path](body))) if known else recorded("no_route")
+
+    def update_version(self, body):
+        self.version = body["new_version"]
+        return recorded("update_weight_version")[1] | {"new_version": self.version}
 
     def sample(self, ids, seed, options, longest):
         assert (options["top_p"], options["top_k"], options["skip_special_tokens"]) == (1.0, -1, False)
@@ -55,15 +84,15 @@ class Engine:
         assert body["return_token_ids"]
         assert body["logprobs"] == 0
         found = self.sample(body["prompt"], body["seed"], body, body["max_tokens"])
-        choice = {
-            "index": 0,
+        _, reply = recorded("completion")
+        reply["choices"][0] |= {
             "text": found.text,
             "logprobs": {"token_logprobs": found.log_probs.tolist()},
             "finish_reason": "stop" if found.finished else "length",
             "token_ids": found.token_ids.tolist(),
             "prompt_token_ids": body["prompt"],
         }
-        return {"object": "text_completion", "choices": [choice]}
+        return reply
 
     def reload(self, body):
         assert body["method"] == "reload_weights"
@@ -76,10 +105,6 @@ class Engine:
             self.model.load_state_dict(weights, strict=False)
 
 
-def done(_):
-    return {"success": True}
-
-
 def save(folder, weights):
     save_file({name: value.detach().contiguous() for name, value in weights.items()}, folder / "model.safetensors")
 
@@ -89,8 +114,13 @@ def serve(engine):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_GET(self):
+            self.reply(None)
+
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def reply(self, body):
             status, reply = engine.answer(self.path, body)
             data = json.dumps(reply).encode()
             self.send_response(status)
@@ -134,7 +164,9 @@ def connect(engine, tmp_path):
 def trainer(seed):
     """Return the trainer's model and its calibration."""
     model, _ = policy(seed=seed)
-    return model, lambda prompt, token_ids: plain_log_probs(model, prompt, token_ids, 0.8)
+    return model, lambda prompts, completions: [
+        plain_log_probs(model, prompt, each.token_ids, 0.8) for prompt, each in zip(prompts, completions, strict=True)
+    ]
 
 
 def test_completions_are_those_of_the_servers_policy(engine, connect):
@@ -149,21 +181,69 @@ def test_completions_are_those_of_the_servers_policy(engine, connect):
 
 def test_new_weights_reach_the_server_through_a_folder(engine, connect, tmp_path):
     model, calibrate = trainer(1)
-    sampler = connect(temperature=0.8, calibrate=calibrate)
+    sampler = connect(temperature=0.8, calibrate=calibrate, full_precision=True)
     rows = prompts(engine.tokenizer, (5,))
     for version in (1, 2):
         sampler.update_weights(dict(model.named_parameters()), version=version)
     assert largest_error(model, rows, sampler.sample(rows, seeds=[0]), 0.8) < 1e-4
     assert [folder.name for folder in tmp_path.iterdir()] == ["version-00000002"]
     paths = [path for path, _ in engine.requests]
-    assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/v1/completions")
+    assert paths.count("/collective_rpc") == 2
+    assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/update_weight_version")
+    sampler.load_if_lost()
+    assert [path for path, _ in engine.requests].count("/collective_rpc") == 2, "the server has them"
+
+
+def test_a_restarted_server_is_noticed_before_and_after_completions_and_gets_the_weights_again(engine, connect):
+    model, calibrate = trainer(1)
+    sampler = connect(temperature=0.8, calibrate=calibrate)
+    sampler.update_weights(dict(model.named_parameters()), version=1)
+    rows = prompts(engine.tokenizer, (5,))
+    expected = sampler.sample(rows, seeds=[0])[0]
+    engine.restart()
+    with pytest.raises(RemoteError, match=r"has weights of version 'default' instead of '.*version-00000001'"):
+        sampler.sample(rows, seeds=[0])
+    sampler.load_if_lost()
+    engine.change = lambda reply: engine.restart() or reply if "choices" in reply else reply
+    with pytest.raises(RemoteError, match="it was restarted"):
+        sampler.sample(rows, seeds=[0])
+    engine.change = lambda reply: reply
+    sampler.load_if_lost()
+    assert sampler.sample(rows, seeds=[0])[0].log_probs.tolist() == expected.log_probs.tolist()
 
 
 def test_a_server_that_keeps_old_weights_is_noticed(engine, connect):
     model, calibrate = trainer(1)
     engine.loads = False
+    sampler = connect(temperature=0.8, calibrate=calibrate)
+    sampler.update_weights(dict(model.named_parameters()), version=3)
     with pytest.raises(ConfigError, match=r"other log-probabilities than the trainer for weights of version 3"):
-        connect(temperature=0.8, calibrate=calibrate).update_weights(dict(model.named_parameters()), version=3)
+        sampler.sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+
+def test_weights_that_something_else_loaded_are_replaced(engine, connect, caplog):
+    model, calibrate = trainer(1)
+    sampler = connect(temperature=0.8, calibrate=calibrate)
+    sampler.update_weights(dict(model.named_parameters()), version=1)
+    engine.model.load_state_dict(engine.first)
+    rows = prompts(engine.tokenizer, (5, 7, 9))
+    assert largest_error(model, rows, sampler.sample(rows, seeds=[0, 1, 2]), 0.8) < 1e-4
+    assert "it loads them again, and samples again" in caplog.text
+
+
+@pytest.mark.parametrize(("dtype", "noticed"), [("float32", True), ("bfloat16", False)])
+def test_a_small_difference_is_noticed_where_nothing_is_rounded(engine, connect, dtype, noticed):
+    engine.dtype = dtype
+    _, calibrate = trainer(0)
+    with torch.no_grad():
+        engine.model.lm_head.weight *= 1.01
+    sampler = connect(temperature=0.8, calibrate=calibrate, full_precision=True)
+    rows, seeds = prompts(engine.tokenizer, (5, 7, 9)), [0, 1, 2]
+    if noticed:
+        with pytest.raises(ConfigError, match=r"0\.001 and 0\.05 are allowed"):
+            sampler.sample(rows, seeds=seeds)
+    else:
+        assert len(sampler.sample(rows, seeds=seeds)) == 3
 
 
 def test_log_probabilities_at_another_temperature_are_noticed(engine, connect):
@@ -223,7 +303,11 @@ def test_a_server_that_cannot_load_weights_says_what_it_needs(engine, connect):
         connect().update_weights({"weight": torch.zeros(1)}, version=1)
 
 
-def test_a_failed_load_is_an_error(engine, connect):
-    engine.change = lambda reply: {"success": False, "message": "shape mismatch"}
+def test_a_failed_load_is_an_error_at_once(engine, connect):
+    engine.faults = ["reload_failed"]
+    with pytest.raises(ConfigError, match=r"did not load the weights in .*version-00000001'.* Worker failed"):
+        connect().update_weights(dict(engine.model.named_parameters()), version=1)
+    assert [path for path, _ in engine.requests].count("/collective_rpc") == 1
+    engine.change = lambda reply: {**reply, "success": False, "message": "shape mismatch"}
     with pytest.raises(ConfigError, match="shape mismatch"):
         connect().update_weights(dict(engine.model.named_parameters()), version=1)
