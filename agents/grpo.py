@@ -273,7 +273,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
         view = stack.enter_context(LiveView(console, settings.steps, history=run.history()))
         signal_heard = stack.enter_context(heard_signals())
         stop = None
-        if run.step == 0:
+        if run.step == 0 or (run.is_due(settings.eval.every) and run.measured < run.step):
             measure()
         while stop is None and run.step < settings.steps:
             started = time.perf_counter()

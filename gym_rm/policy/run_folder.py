@@ -36,6 +36,9 @@ class GRPORunFolder(RunFolder):
         scorer: the reward model; a run is resumed only with the same, and with the same prompts.
         prompts: training and held-out prompts.
 
+    Attributes:
+        measured: step after which the held-out prompts were answered last.
+
     Raises:
         ConfigError: the folder is used by another process, or has a run with other settings.
     """
@@ -61,6 +64,7 @@ class GRPORunFolder(RunFolder):
             **broadcast_object_list([_revisions(settings) if learner.is_main else {}])[0],
         }
         super().__init__(plain, learner, name="grpo", identity=identity, num_steps=settings.steps)
+        self.measured: int = self.restored.get("measured", self.step)
         self.writer: RunWriter | None = None
         if learner.is_main:
             changed = settings.model_dump(mode="json", exclude_defaults=True)
@@ -91,7 +95,7 @@ class GRPORunFolder(RunFolder):
 
     def log_held_out(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Write and return the metrics of the rollouts of a measurement, and keep the policy if it is the best."""
-        metrics = rollout_metrics(rollouts)
+        metrics, self.measured = rollout_metrics(rollouts), self.step
         self._log("held_out", metrics)
         for rollout in rollouts:
             self._add_conversation("held_out", rollout, None)
@@ -99,6 +103,10 @@ class GRPORunFolder(RunFolder):
         if self.step and value is not None and self.settings.checkpoint.keep_best:
             self.keep_if_best(value, self.learner.export)
         return metrics
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: also when the policy was measured last."""
+        return {**super().state(), "measured": self.measured}
 
     def finish(self) -> None:
         """Write the last policy."""

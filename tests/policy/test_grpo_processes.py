@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.policy.policy_runs import ROOT, SMALL, curve, finished, start
+from tests.policy.policy_runs import ROOT, SMALL, curve, finished, require_same_run, start
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +164,21 @@ def test_two_processes_of_which_one_is_killed_resume_with_another_number(tmp_pat
     for ours, theirs in zip(*(curve(each / "metrics.csv") for each in (run, tmp_path / "whole")), strict=True):
         for column in ("reward_mean", "loss", "kl"):
             assert float(ours[column]) == pytest.approx(float(theirs[column]), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [(), ("optimizer.fsdp=true",)], ids=["copied", "sharded"])
+def test_a_server_that_one_process_loses_is_waited_for_by_all(options, tmp_path):
+    for name, rank in (("lost", "1"), ("kept", "-1")):
+        (tmp_path / f"{name}.py").write_text(
+            "import os, gym_rm, agents.grpo\nagents.grpo.SECONDS_BETWEEN_CALLS = 0.01\ncalls = []\n"
+            "def score(conversations):\n"
+            "    calls.append(1)\n"
+            f"    if len(calls) in (3, 6) and os.environ['RANK'] == '{rank}':\n"
+            "        raise gym_rm.RemoteError('no answer')\n"
+            "    return [float(len(messages[-1]['content']) % 7) for messages in conversations]\n"
+        )
+        output = finished(
+            f"output={tmp_path / name}-run", f"env.reward_model={name}:score", *options, processes=2, path=tmp_path
+        )
+        assert ("step 2 waits, 1 are saved: rank 1: no answer" in " ".join(output.split())) == (name == "lost")
+    require_same_run(tmp_path / "lost-run", tmp_path / "kept-run")

@@ -1,6 +1,7 @@
 """A GRPO run that was killed or stopped at any moment resumes as if nothing had happened."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from agents import grpo
 from gym_rm.checks import model_source
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy import learner
 from gym_rm.policy.learner import Learner
@@ -83,6 +84,36 @@ def test_a_signal_saves_and_a_finished_run_is_not_trained_again(tmp_path, monkey
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
     assert train(tmp_path / "run") is None
     monkeypatch.setattr(grpo, "train_step", None)
+    assert train(tmp_path / "run") is None
+    require_same_run(tmp_path / "run", uninterrupted)
+
+
+def losing_the_server(monkeypatch, at_calls):
+    """Let these calls of the sampler fail as if a server were lost."""
+    sample, calls = LocalSampler.sample, itertools.count(1)
+
+    def lost(self, prompts, *, seeds):
+        if next(calls) in at_calls:
+            raise RemoteError("no answer")
+        return sample(self, prompts, seeds=seeds)
+
+    monkeypatch.setattr(LocalSampler, "sample", lost)
+    monkeypatch.setattr(grpo, "SECONDS_BETWEEN_CALLS", 0.01)
+
+
+def test_a_lost_server_is_waited_for_and_changes_nothing(tmp_path, monkeypatch, uninterrupted):
+    losing_the_server(monkeypatch, {1, 4, 5, 8})  # the first call and the last one answer held-out prompts
+    assert train(tmp_path / "run") is None
+    require_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("call", [3, 4])  # in step 2, and of the held-out prompts after it
+def test_a_server_that_stays_away_ends_the_run_with_its_steps_saved(call, tmp_path, monkeypatch, uninterrupted):
+    with monkeypatch.context() as patch:
+        losing_the_server(patch, range(call, 100))
+        with pytest.raises(RemoteError, match="no answer"):
+            train(tmp_path / "run", "sampling.timeout=0.01")
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{call - 2}"]
     assert train(tmp_path / "run") is None
     require_same_run(tmp_path / "run", uninterrupted)
 
