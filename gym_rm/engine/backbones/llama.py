@@ -108,8 +108,9 @@ class Pass:
 
 
 def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
-    """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x."""
-    cos, sin = backbone.rotary_emb(x, position_ids[None])
+    """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x, and float32 at least."""
+    precise = x[:1].to(torch.promote_types(x.dtype, torch.float32))
+    cos, sin = backbone.rotary_emb(precise, position_ids[None])
     return cos[0], sin[0]
 
 
@@ -316,7 +317,9 @@ class Rotation(torch.autograd.Function):
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`."""
+    """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`; the result is rounded once."""
+    if states.dtype is not cos.dtype:
+        return _rotated(states.to(cos.dtype), cos, sin, sign).to(states.dtype)
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
     s = sin[:, None, :half]
@@ -327,12 +330,16 @@ def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
 
 
 def silu_times(gate: Tensor, up: Tensor, call: Call = _call) -> Tensor:
-    """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202); gate is overwritten without gradients."""
+    """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202), rounded once; gate is overwritten without gradients."""
     if not torch.is_grad_enabled():
-        activated: Tensor = call(silu, gate, inplace=True)
-        return activated.mul_(up)
+        return _silu_times(gate, up, call, inplace=True)
     product: Tensor = SiluTimes.apply(gate, up)  # type: ignore[no-untyped-call]
     return product
+
+
+def _silu_times(gate: Tensor, up: Tensor, call: Call = _call, inplace: bool = False) -> Tensor:
+    activated: Tensor = call(silu, gate.to(torch.promote_types(gate.dtype, torch.float32)), inplace=inplace)
+    return activated.mul_(up).to(gate.dtype)
 
 
 class SiluTimes(torch.autograd.Function):
@@ -342,7 +349,7 @@ class SiluTimes(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """Return the product."""
         ctx.save_for_backward(gate, up)
-        return silu(gate).mul_(up)
+        return _silu_times(gate, up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
