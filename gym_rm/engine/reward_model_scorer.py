@@ -27,6 +27,7 @@ from gym_rm.engine.executors.model_info import revision_of_sources
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.language_models import ImplicitKind
+from gym_rm.engine.kinds.readouts import TokenLogits
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
@@ -34,7 +35,7 @@ from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.renderer import Renderer, Turns
+from gym_rm.engine.text.renderer import RenderedText, Renderer, Turns, is_pair
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
@@ -246,14 +247,15 @@ class RewardModelScorer:
             result = self._scheduler.run(self._sequences(call, chunks, render), self.executor)
             return complete(self._collect(call, result, chunks, all_turns=turns == "all")).raise_for_errors()
 
-    def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
+    def score_texts(self, texts: Sequence[RenderedText], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
 
         Control tokens in a text count as such, so the caller must not put a stranger's message into it. All of a text
         is scored, whatever `judged` is.
 
         Args:
-            texts: rendered texts, or token ids.
+            texts: rendered texts, token ids, or pairs, which the tokenizer joins; if the reward is the logit of a token
+                of the vocabulary, a pair is one text, as in vLLM.
             add_special_tokens: whether to add the special tokens of the tokenizer that a text lacks. Token ids are
                 scored as they are.
 
@@ -266,6 +268,8 @@ class RewardModelScorer:
                 f"a reward model of kind {self.kind.name!r} needs to know where the reply starts; pass conversations "
                 "to score()."
             )
+        if isinstance(self.kind.readout, TokenLogits):
+            texts = ["".join(text) if is_pair(text) else text for text in texts]
         encode = functools.partial(self.renderer.encode_text, add_special_tokens=add_special_tokens)
         with self._lock, call_id("score"):
             call = ScoreCall(self.kind)

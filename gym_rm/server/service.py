@@ -102,8 +102,10 @@ class Service:
                 f"{self.limits.most_conversations}; send several requests.",
             )
 
-    async def score_texts(self, texts: TextInput, request: Request, *, add_special_tokens: bool = True) -> Scores:
-        """Score rendered texts or token ids, which get no special tokens.
+    async def score_texts(
+        self, texts: TextInput | list[tuple[str, str]], request: Request, *, add_special_tokens: bool = True
+    ) -> Scores:
+        """Score rendered texts, pairs of texts, or token ids, which get no special tokens.
 
         Raises:
             RequestError: the scorer cannot score texts, or the field is empty; and as `score`.

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from gym_rm.types import Conversation
 
 Turns: TypeAlias = Literal["last", "all"]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
+RenderedText: TypeAlias = str | Sequence[int] | tuple[str, str]
+"""A text as the model reads it, its token ids, or two texts that the tokenizer joins."""
 
 CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
 
@@ -127,16 +129,22 @@ class Renderer:
         errors = (next((turn for turn in row if isinstance(turn, ConversationError)), None) for row in results)
         return [error or cast(list[Rendered], row) for row, error in zip(results, errors, strict=True)]
 
-    def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
-        """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
+    def encode_text(self, text: RenderedText, add_special_tokens: bool) -> Rendered:
+        """Return a text that the caller rendered, its token ids, or a pair as a sequence to score, without a template.
 
         Raises:
             ConversationError: the text is empty, not text, or longer than `max_length`, or an id is negative.
         """
+        segment = None
+        if is_pair(text) or isinstance(text, str):
+            check_text(whole := "".join(text), "the text")
+            self._refuse_long(whole)
         if isinstance(text, str):
-            check_text(text, "the text")
-            self._refuse_long(text)
             ids = self.tokenize([text], add_special_tokens)[0]
+        elif is_pair(text):
+            encoding = self.tokenizer(*text, verbose=False)
+            types = encoding.get("token_type_ids", [])
+            ids, segment = np.array(encoding["input_ids"], dtype=np.int32), types.index(1) if 1 in types else None
         else:
             ids = np.array(text, dtype=np.int32)
         if not len(ids):
@@ -145,15 +153,18 @@ class Renderer:
             raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
         if self.max_length is not None and len(ids) > self.max_length:
             raise too_long(len(ids), self.max_length)
-        return Rendered(ids)
+        return Rendered(ids, second_segment=segment)
+
+    def message_ids(self, messages: Conversation, *, add_generation_prompt: bool) -> TokenIds:
+        """Return the token ids of checked messages, of which the last one need not be a reply."""
+        write = functools.partial(self._template.write, add_generation_prompt=add_generation_prompt)
+        plain = self._write(messages)[1] is None
+        ids = self._ids(write(messages)) if plain else self._ids("", self._control.hide(messages, write))
+        return self._special.add(ids)
 
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
-        before = conversation[:-1]
-        write = functools.partial(self._template.write, add_generation_prompt=True)
-        plain = self._write(before)[1] is None
-        ids = self._ids(write(before)) if plain else self._ids("", self._control.hide(before, write))
-        return common_prefix(self._special.add(ids), rendered.input_ids)
+        return common_prefix(self.message_ids(conversation[:-1], add_generation_prompt=True), rendered.input_ids)
 
     def tokenize(self, texts: list[str], add_special_tokens: bool = True) -> list[TokenIds]:
         """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack, or as is."""
@@ -296,6 +307,11 @@ class Renderer:
         if self.overlong == "error":
             raise too_long(len(rendered.input_ids), self.max_length)
         return drop_turns(conversation, rendered, self.max_length, self._render)
+
+
+def is_pair(text: RenderedText) -> TypeGuard[tuple[str, str]]:
+    """Return whether a rendered text is a pair of texts."""
+    return isinstance(text, tuple) and len(text) == 2 and isinstance(text[0], str)
 
 
 def _turns_of(conversation: Any) -> list[Conversation]:
