@@ -27,7 +27,6 @@ from gym_rm.engine.executors.model_info import revision_of_sources
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.language_models import ImplicitKind
-from gym_rm.engine.kinds.readouts import TokenLogits
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
@@ -35,7 +34,7 @@ from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.renderer import RenderedText, Renderer, Turns, is_pair
+from gym_rm.engine.text.renderer import RenderedText, Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
@@ -254,8 +253,7 @@ class RewardModelScorer:
         is scored, whatever `judged` is.
 
         Args:
-            texts: rendered texts, token ids, or pairs, which the tokenizer joins; if the reward is the logit of a token
-                of the vocabulary, a pair is one text, as in vLLM.
+            texts: rendered texts, token ids, or pairs of texts, which are joined as vLLM's `/score` does.
             add_special_tokens: whether to add the special tokens of the tokenizer that a text lacks. Token ids are
                 scored as they are.
 
@@ -268,8 +266,6 @@ class RewardModelScorer:
                 f"a reward model of kind {self.kind.name!r} needs to know where the reply starts; pass conversations "
                 "to score()."
             )
-        if isinstance(self.kind.readout, TokenLogits):
-            texts = ["".join(text) if is_pair(text) else text for text in texts]
         encode = functools.partial(self.renderer.encode_text, add_special_tokens=add_special_tokens)
         with self._lock, call_id("score"):
             call = ScoreCall(self.kind)

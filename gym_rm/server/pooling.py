@@ -19,8 +19,7 @@ from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.engine.text.messages import check_conversation
-from gym_rm.engine.text.renderer import Renderer
+from gym_rm.engine.text.messages import check_conversation, check_text
 from gym_rm.scores import Scores
 from gym_rm.server.request_bodies import NoFields, Objects, RequestBody, TextInput, Texts, TokenIds, TokenLists
 from gym_rm.server.responses import RequestError, failed_rows, json_response, raise_for_rows, sigmoid
@@ -129,8 +128,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
 
 async def pooling(body: InputBody, request: Request) -> Response:
     """Values of texts or of one conversation, as numbers or base64."""
-    scores = await _score(request, body)
-    encoding = body.encoding_format
+    scores, encoding = await _score(request, body), body.encoding_format
     return _reply(request, body, scores, lambda value: {"object": "pooling", "data": _encoded(value, encoding)})
 
 
@@ -164,8 +162,17 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     service: Service = request.app.state.service
     if (renderer := service.mixed.renderer) is None:
         raise RequestError("not_supported", f"the scorer of {service.model!r} has no tokenizer; send it texts.")
+
+    def token_ids() -> np.typing.NDArray[np.int32]:
+        if body.prompt is not None:
+            check_text(body.prompt, "the prompt")
+            renderer.refuse_long(body.prompt)
+            return renderer.tokenize([body.prompt], body.add_special_tokens)[0]
+        messages = check_conversation(body.messages)
+        return renderer.message_ids(messages, add_generation_prompt=body.add_generation_prompt)
+
     with failed_rows():
-        ids = await asyncio.to_thread(_token_ids, renderer, body)
+        ids = (await asyncio.to_thread(token_ids)).tolist()
     texts = renderer.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
     return json_response({"count": len(ids), "max_model_len": renderer.max_length, "tokens": ids, "token_strs": texts})
 
@@ -182,21 +189,13 @@ async def _score_pairs(request: Request, first: str | Texts, second: str | Texts
     """Score pairs of texts; a scorer that reads no texts gets conversations of a user message and the reply to it."""
     first, second = ([value] if isinstance(value, str) else value for value in (first, second))
     if not second or len(first) not in (1, len(second)):
-        lengths = f"got {len(first)} and {len(second)}"
-        raise RequestError("invalid_request", f"expected pairs of texts, 1 with N or N with N (N > 0); {lengths}.")
+        raise RequestError("invalid_request", f"expected 1 text and N, or N and N; got {len(first)} and {len(second)}.")
     pairs = [*zip(first * len(second) if len(first) == 1 else first, second, strict=True)]
     service: Service = request.app.state.service
     if service.mixed.scores_texts:
         return raise_for_rows(await service.score_texts(pairs, request))
     conversations = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs]
     return raise_for_rows(await service.score(conversations, request))
-
-
-def _token_ids(renderer: Renderer, body: TokenizeBody) -> list[int]:
-    if body.prompt is not None:
-        return renderer.encode_text(body.prompt, body.add_special_tokens).input_ids.tolist()
-    messages = check_conversation(body.messages)
-    return renderer.message_ids(messages, add_generation_prompt=body.add_generation_prompt).tolist()
 
 
 def _reply(request: Request, body: PoolingBody, scores: Scores, entry: Callable[[float], dict[str, Any]]) -> Response:

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, TypeGuard, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from gym_rm.types import Conversation
 Turns: TypeAlias = Literal["last", "all"]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 RenderedText: TypeAlias = str | Sequence[int] | tuple[str, str]
-"""A text as the model reads it, its token ids, or two texts that the tokenizer joins."""
+"""A text as the model reads it, its token ids, or a pair of texts."""
 
 CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
 
@@ -130,18 +130,22 @@ class Renderer:
         return [error or cast(list[Rendered], row) for row, error in zip(results, errors, strict=True)]
 
     def encode_text(self, text: RenderedText, add_special_tokens: bool) -> Rendered:
-        """Return a text that the caller rendered, its token ids, or a pair as a sequence to score, without a template.
+        """Return a text that the caller rendered, its token ids, or a pair, as a sequence to score, without a template.
 
         Raises:
             ConversationError: the text is empty, not text, or longer than `max_length`, or an id is negative.
         """
         segment = None
-        if is_pair(text) or isinstance(text, str):
-            check_text(whole := "".join(text), "the text")
-            self._refuse_long(whole)
         if isinstance(text, str):
+            check_text(text, "the text")
+            self.refuse_long(text)
             ids = self.tokenize([text], add_special_tokens)[0]
-        elif is_pair(text):
+        elif len(text) == 2 and isinstance(text[0], str):
+            both = "".join(cast(tuple[str, str], text))
+            if self.input_format.joins_pairs:
+                return self.encode_text(both, True)
+            check_text(both, "the pair")
+            self.refuse_long(both)
             encoding = self.tokenizer(*text, verbose=False)
             types = encoding.get("token_type_ids", [])
             ids, segment = np.array(encoding["input_ids"], dtype=np.int32), types.index(1) if 1 in types else None
@@ -243,15 +247,15 @@ class Renderer:
         """Return the text that the template writes, and how to encode it if messages contain or form control tokens."""
         if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
-            self._refuse_long(text)
+            self.refuse_long(text)
             if self._control.find(text) == self._dropped.frame(conversation).control_tokens:
                 return text, None
             self._dropped.count(conversation, text)  # a message that is not written explains it better
         hidden = self._control.hide(conversation, self._template.write)
-        self._refuse_long(hidden.original)
+        self.refuse_long(hidden.original)
         return hidden.original, hidden
 
-    def _refuse_long(self, text: str) -> None:
+    def refuse_long(self, text: str) -> None:
         """Raise ConversationError for a long text that is far above `max_length`, before it is tokenised as a whole.
 
         Its parts are tokenised until there are enough. A cut can only make tokens where it is, so the whole text has
@@ -268,7 +272,7 @@ class Renderer:
     def _pair(self, conversation: Conversation) -> Rendered:
         """Render a conversation for an encoder without a chat template: the prompt and the reply as a text pair."""
         first, second = joined(conversation[:-1]), conversation[-1]["content"]
-        self._refuse_long(f"{first}\n{second}")
+        self.refuse_long(f"{first}\n{second}")
         encoding = self._control.encode_pair(first, second)
         types = encoding.sequence_ids
         segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
@@ -307,11 +311,6 @@ class Renderer:
         if self.overlong == "error":
             raise too_long(len(rendered.input_ids), self.max_length)
         return drop_turns(conversation, rendered, self.max_length, self._render)
-
-
-def is_pair(text: RenderedText) -> TypeGuard[tuple[str, str]]:
-    """Return whether a rendered text is a pair of texts."""
-    return isinstance(text, tuple) and len(text) == 2 and isinstance(text[0], str)
 
 
 def _turns_of(conversation: Any) -> list[Conversation]:
