@@ -44,9 +44,10 @@ class MixedScorer:
             self.scores_turns = True
         except (TypeError, ValueError):
             self.scores_turns = False
-        self.renderer: Renderer | None = getattr(scorer, "renderer", None)
-        needs_reply = self.renderer is not None and self.renderer.input_format.mark_reply
-        self.scores_texts = callable(getattr(scorer, "score_texts", None)) and not needs_reply
+        renderer = getattr(scorer, "renderer", None)
+        self.renderer = renderer if isinstance(renderer, Renderer) else None
+        marks_reply = self.renderer is not None and self.renderer.input_format.mark_reply
+        self.scores_texts = callable(getattr(scorer, "score_texts", None)) and not marks_reply
 
     def score(self, conversations: Sequence[ScorerInput], prompts: Prompts = None) -> Scores:
         """Score N inputs; failures are in `Scores.errors`."""

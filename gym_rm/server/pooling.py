@@ -1,8 +1,7 @@
-"""The routes of vLLM 0.33 and SGLang 0.5 for reward models: `/classify`, `/score`, `/pooling` and `/v1/embeddings`.
+"""The routes of vLLM 0.32 and SGLang 0.5 for reward models: values of texts, conversations and pairs, and tokens.
 
 vLLM's value of a text is its reward through a sigmoid, or the reward itself with `use_activation=false`; SGLang's is
-the reward. Fields that would change or cut the text, because it is the one the model was trained on, are unknown or
-accept only their default.
+the reward. A field that would change or cut the text accepts only the value that does not.
 """
 
 from __future__ import annotations
@@ -210,17 +209,11 @@ def _reply(request: Request, body: PoolingBody, scores: Scores, entry: Callable[
 def _sglang_reply(body: ClassifyBody, scores: Scores, seconds: float) -> Response:
     """Return an object for one text, or a list for a list."""
     single = isinstance(body.text, str) or isinstance((body.input_ids or [[]])[0], int)
-    ids = [body.rid] if isinstance(body.rid, str) else body.rid or []
+    given = [body.rid] if isinstance(body.rid, str) else body.rid or []
+    ids = [*given, *(uuid.uuid4().hex for _ in scores.rewards)]
+    meta = {"finish_reason": {"type": "length", "length": 0}, "e2e_latency": seconds}
     replies = [
-        {
-            "embedding": [reward],
-            "meta_info": {
-                "id": ids[row] if row < len(ids) else uuid.uuid4().hex,
-                "finish_reason": {"type": "length", "length": 0},
-                "prompt_tokens": int(scores.num_tokens[row]),
-                "e2e_latency": seconds,
-            },
-        }
+        {"embedding": [reward], "meta_info": {"id": ids[row], "prompt_tokens": int(scores.num_tokens[row]), **meta}}
         for row, reward in enumerate(scores.rewards.tolist())
     ]
     return json_response(replies[0] if single else replies)
