@@ -34,7 +34,7 @@ from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.renderer import Renderer, Turns
+from gym_rm.engine.text.renderer import RenderedText, Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
@@ -246,14 +246,14 @@ class RewardModelScorer:
             result = self._scheduler.run(self._sequences(call, chunks, render), self.executor)
             return complete(self._collect(call, result, chunks, all_turns=turns == "all")).raise_for_errors()
 
-    def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
+    def score_texts(self, texts: Sequence[RenderedText], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
 
         Control tokens in a text count as such, so the caller must not put a stranger's message into it. All of a text
         is scored, whatever `judged` is.
 
         Args:
-            texts: rendered texts, or token ids.
+            texts: rendered texts, token ids, or pairs of texts, which are joined as vLLM's `/score` does.
             add_special_tokens: whether to add the special tokens of the tokenizer that a text lacks. Token ids are
                 scored as they are.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from gym_rm.engine.text.messages import check_conversation, reply_text
+from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConversationError, RowError
 from gym_rm.scorer import Scorer, is_relative, try_score
 from gym_rm.scores import Scores, ScoringError
@@ -43,7 +44,10 @@ class MixedScorer:
             self.scores_turns = True
         except (TypeError, ValueError):
             self.scores_turns = False
-        self.scores_texts = callable(getattr(scorer, "score_texts", None))
+        renderer = getattr(scorer, "renderer", None)
+        self.renderer = renderer if isinstance(renderer, Renderer) else None
+        marks_reply = self.renderer is not None and self.renderer.input_format.mark_reply
+        self.scores_texts = callable(getattr(scorer, "score_texts", None)) and not marks_reply
 
     def score(self, conversations: Sequence[ScorerInput], prompts: Prompts = None) -> Scores:
         """Score N inputs; failures are in `Scores.errors`."""

@@ -23,6 +23,7 @@ TokenIds: TypeAlias = Annotated[list[TokenId], pydantic.Field(fail_fast=True)]
 TokenLists: TypeAlias = Annotated[list[TokenIds], pydantic.Field(fail_fast=True)]
 Objects: TypeAlias = Annotated[list[dict[str, Any]], pydantic.Field(fail_fast=True)]
 TextInput: TypeAlias = str | Texts | TokenIds | TokenLists
+NoFields: TypeAlias = Annotated[dict[str, Any], pydantic.Field(max_length=0)] | None
 
 
 class RequestBody(pydantic.BaseModel):
@@ -34,9 +35,10 @@ class RequestBody(pydantic.BaseModel):
     @classmethod
     def _name_unknown_fields(cls, fields: Any) -> Any:
         """Refuse an unknown field with the nearest known one."""
+        names = ((name, field.validation_alias) for name, field in cls.model_fields.items())
+        known = [str(each) for name, alias in names for each in getattr(alias, "choices", [name])]
         for name in fields if isinstance(fields, dict) else ():
-            if name not in cls.model_fields:
-                known = list(cls.model_fields)
+            if name not in known:
                 raise ValueError(f"unknown field {name[:80]!r}.{nearest(name[:80], known)} Fields: {', '.join(known)}")
         return fields
 

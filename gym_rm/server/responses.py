@@ -23,7 +23,7 @@ _REASONS = """
 """
 STATUS = {reason: int(status) for status, reason in re.findall(r"(\d+) (\w+)", _REASONS)}
 # vLLM, and SGLang like it, answer 400 to what is invalid.
-VLLM_PATHS = frozenset({"/classify", "/v1/classify", "/score", "/v1/score", "/pooling", "/v1/embeddings"})
+VLLM_PATHS = re.compile(r"(/v\d)?/(classify|score|rerank|pooling|embeddings|tokenize)")
 VLLM_TYPES = {401: "Authentication", 429: "TooManyRequests", 500: "InternalServer"}
 VLLM_TYPES |= {501: "NotImplemented", 503: "ServiceUnavailable"}
 
@@ -45,7 +45,7 @@ class RequestError(HTTPException):
 
 def error_response(error: RequestError, path: str) -> Response:
     """Return a refused request in the shape of the protocol of a path."""
-    status = 400 if path in VLLM_PATHS and error.status_code == 422 else error.status_code
+    status = 400 if VLLM_PATHS.fullmatch(path) and error.status_code == 422 else error.status_code
     message = error.message.encode("utf-8", "replace").decode()
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if status == 401:
@@ -53,7 +53,7 @@ def error_response(error: RequestError, path: str) -> Response:
     content: dict[str, Any]
     if path == "/get_reward":
         content = {"error": message}
-    elif path in VLLM_PATHS:
+    elif VLLM_PATHS.fullmatch(path):
         kind = f"{VLLM_TYPES.get(status, 'BadRequest')}Error"
         content = {"error": {"message": message, "type": kind, "param": error.param, "code": status}}
     else:

@@ -21,7 +21,6 @@ from gym_rm.scores import Scores, ScoringError
 from gym_rm.server.metrics import Metrics
 from gym_rm.server.mixed_scorer import MixedScorer, ScorerInput, Sort
 from gym_rm.server.options import ServerOptions
-from gym_rm.server.request_bodies import TextInput
 from gym_rm.server.responses import RequestError
 from gym_rm.types import Message, Prompts, Workload
 
@@ -102,8 +101,8 @@ class Service:
                 f"{self.limits.most_conversations}; send several requests.",
             )
 
-    async def score_texts(self, texts: TextInput, request: Request, *, add_special_tokens: bool = True) -> Scores:
-        """Score rendered texts or token ids, which get no special tokens.
+    async def score_texts(self, texts: Sequence[Any], request: Request, *, add_special_tokens: bool = True) -> Scores:
+        """Score rendered texts, pairs of texts, or token ids, which get no special tokens.
 
         Raises:
             RequestError: the scorer cannot score texts, or the field is empty; and as `score`.

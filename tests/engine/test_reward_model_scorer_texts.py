@@ -50,6 +50,46 @@ def test_a_text_that_cannot_be_scored_is_an_error_of_its_row(scorer_of, text, re
     assert np.isfinite(caught.value.scores.rewards[0])
 
 
+PAIRS = [("how are you?", "I am fine."), ("Th", "e cat"), ("a [SEP] b", "c [CLS] d"), ("", "fine")]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "qwen3"])
+def test_a_pair_is_what_transformers_reads_for_two_texts(scorer_of, saved_model, architecture):
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    scorer, tokenizer = scorer_of(architecture), scorer_of(architecture).renderer.tokenizer
+    model = AutoModelForSequenceClassification.from_pretrained(saved_model(architecture))
+    inputs = [tokenizer(*pair, return_tensors="pt") for pair in PAIRS]
+    with torch.no_grad():
+        expected = [model(**each).logits.item() for each in inputs]
+    scores = scorer.score_texts(PAIRS)
+    assert scores.rewards == pytest.approx(expected, abs=1e-4)
+    assert scores.num_tokens.tolist() == [each["input_ids"].shape[1] for each in inputs]
+
+
+def test_a_pair_is_one_text_if_the_reward_is_a_logit_of_a_token(tmp_path):
+    import tiny_models
+
+    folder = tiny_models.save_policy(tmp_path)
+    scorer = gym_rm.load_scorer(folder, kind="generative", question=None, answers=("1", "2"))
+    ids = scorer.renderer.tokenizer("Th", "e cat")["input_ids"]
+    pair, text, parts = scorer.score_texts([("Th", "e cat"), "The cat", ids]).rewards
+    assert pair == text
+    assert pair != parts
+
+
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [(("a", "b \ud800"), "lone surrogate"), (("a " * 90_000, "b"), "more than max_length"), (("", ""), "no tokens")],
+)
+def test_a_pair_that_cannot_be_scored_is_an_error_of_its_row(scorer_of, pair, reason):
+    with pytest.raises(ScoringError) as caught:
+        scorer_of().score_texts([("a", "b"), pair])
+    assert caught.value.scores.errors[0] is None
+    assert reason in caught.value.scores.errors[1]
+
+
 def test_a_kind_that_needs_the_reply_refuses_texts(tmp_path):
     import tiny_models
 

@@ -15,6 +15,8 @@ LONG = CONVERSATION % (b"abc def 12. " * (BYTES // 12))
 MANY = b",".join([CONVERSATION % (b"abc def 12. " * (BYTES // 12_100))] * 1000)
 BODIES = {
     "one long text": ("/classify", b'{"input":"%b"}' % (b"!a" * (BYTES // 2))),
+    "one text to tokenize": ("/tokenize", b'{"prompt":"%b"}' % (b"!a" * (BYTES // 2))),
+    "one message to tokenize": ("/tokenize", b'{"messages":%b}' % LONG),
     "one long conversation": ("/v1/rewards", b'{"conversations":[%b]}' % LONG),
     "many conversations": ("/v1/rewards", b'{"conversations":[%b]}' % MANY),
     "many messages": ("/classify", b'{"messages":%b}' % (b"[" + b'{"role":"user","content":"a"},' * 450_000 + b"1]")),

@@ -202,10 +202,10 @@ def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(ser
         replies = list(pool.map(lambda each: client.post(each[0], json=each[1]).json(), bodies * 4))
         batches = server.service.batching.num_batches
     reward = embedded.score([chat(question, reply)]).rewards[0]
-    plain = embedded.score_texts([text]).rewards[0]
+    plain, pair = embedded.score_texts([text, (question, reply)]).rewards
     assert [each["rewards"][0] for each in replies if "rewards" in each] == [reward] * 8
     assert [each["data"][0]["embedding"] for each in replies[2::4]] == [[plain]] * 4
-    assert [each["data"][0]["score"] for each in replies[3::4]] == [reward] * 4
+    assert [each["data"][0]["score"] for each in replies[3::4]] == [pair] * 4
     assert batches == 1
     assert ["turn_rewards" in each for each in replies] == [False, True, False, False] * 4
     assert np.isfinite(reward)

@@ -87,7 +87,7 @@ class DecoderKind(LastTokenKind):
             size = facts.config.get_text_config().vocab_size
             if options.token_id >= size:
                 raise ConfigError(f"token_id must be below {size}, the size of the vocabulary; got {options.token_id}.")
-            return cls(TokenLogits((options.token_id,)), **shared)
+            return cls(TokenLogits((options.token_id,)), InputFormat(joins_pairs=True), **shared)
         require_one_output(facts, facts.outputs_of(options.head), "decoder")
         return cls(ModuleHead(options.head), **shared)
 

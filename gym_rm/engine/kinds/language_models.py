@@ -42,7 +42,7 @@ class GenerativeKind(LastTokenKind):
         good, bad = answer_tokens(facts.tokenizer, options.answers)
         return cls(
             TokenLogits((good, bad)),
-            InputFormat(question=options.question, generation_prompt=True),
+            InputFormat(question=options.question, generation_prompt=True, joins_pairs=True),
             settings={"question": options.question, "answers": list(options.answers)},
             pooling="last",
             padding=padding_of(facts.config),

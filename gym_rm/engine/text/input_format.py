@@ -21,6 +21,7 @@ class InputFormat:
         step_token: token to add after every step of the last assistant message, or None.
         step_separator: text between two steps of that message. It is removed.
         mark_reply: whether to compute `Rendered.reply_start`.
+        joins_pairs: whether a pair of rendered texts is one text; else the tokenizer joins it, as for cross-encoders.
         policy: whether the reader is the policy, for which a template writes today's date, not a fixed one.
     """
 
@@ -30,6 +31,7 @@ class InputFormat:
     step_token: str | None = None
     step_separator: str = "\n\n"
     mark_reply: bool = False
+    joins_pairs: bool = False
     policy: bool = False
 
     def steps(self, conversation: Conversation) -> list[str]:

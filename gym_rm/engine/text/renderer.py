@@ -40,6 +40,8 @@ from gym_rm.types import Conversation
 
 Turns: TypeAlias = Literal["last", "all"]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
+RenderedText: TypeAlias = str | Sequence[int] | tuple[str, str]
+"""A text as the model reads it, its token ids, or a pair of texts."""
 
 CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
 
@@ -127,16 +129,26 @@ class Renderer:
         errors = (next((turn for turn in row if isinstance(turn, ConversationError)), None) for row in results)
         return [error or cast(list[Rendered], row) for row, error in zip(results, errors, strict=True)]
 
-    def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
-        """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
+    def encode_text(self, text: RenderedText, add_special_tokens: bool) -> Rendered:
+        """Return a text that the caller rendered, its token ids, or a pair, as a sequence to score, without a template.
 
         Raises:
             ConversationError: the text is empty, not text, or longer than `max_length`, or an id is negative.
         """
+        segment = None
         if isinstance(text, str):
             check_text(text, "the text")
-            self._refuse_long(text)
+            self.refuse_long(text)
             ids = self.tokenize([text], add_special_tokens)[0]
+        elif len(text) == 2 and isinstance(text[0], str):
+            both = "".join(cast(tuple[str, str], text))
+            if self.input_format.joins_pairs:
+                return self.encode_text(both, True)
+            check_text(both, "the pair")
+            self.refuse_long(both)
+            encoding = self.tokenizer(*text, verbose=False)
+            types = encoding.get("token_type_ids", [])
+            ids, segment = np.array(encoding["input_ids"], dtype=np.int32), types.index(1) if 1 in types else None
         else:
             ids = np.array(text, dtype=np.int32)
         if not len(ids):
@@ -145,15 +157,18 @@ class Renderer:
             raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
         if self.max_length is not None and len(ids) > self.max_length:
             raise too_long(len(ids), self.max_length)
-        return Rendered(ids)
+        return Rendered(ids, second_segment=segment)
+
+    def message_ids(self, messages: Conversation, *, add_generation_prompt: bool) -> TokenIds:
+        """Return the token ids of checked messages, of which the last one need not be a reply."""
+        write = functools.partial(self._template.write, add_generation_prompt=add_generation_prompt)
+        plain = self._write(messages)[1] is None
+        ids = self._ids(write(messages)) if plain else self._ids("", self._control.hide(messages, write))
+        return self._special.add(ids)
 
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
-        before = conversation[:-1]
-        write = functools.partial(self._template.write, add_generation_prompt=True)
-        plain = self._write(before)[1] is None
-        ids = self._ids(write(before)) if plain else self._ids("", self._control.hide(before, write))
-        return common_prefix(self._special.add(ids), rendered.input_ids)
+        return common_prefix(self.message_ids(conversation[:-1], add_generation_prompt=True), rendered.input_ids)
 
     def tokenize(self, texts: list[str], add_special_tokens: bool = True) -> list[TokenIds]:
         """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack, or as is."""
@@ -232,15 +247,15 @@ class Renderer:
         """Return the text that the template writes, and how to encode it if messages contain or form control tokens."""
         if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
-            self._refuse_long(text)
+            self.refuse_long(text)
             if self._control.find(text) == self._dropped.frame(conversation).control_tokens:
                 return text, None
             self._dropped.count(conversation, text)  # a message that is not written explains it better
         hidden = self._control.hide(conversation, self._template.write)
-        self._refuse_long(hidden.original)
+        self.refuse_long(hidden.original)
         return hidden.original, hidden
 
-    def _refuse_long(self, text: str) -> None:
+    def refuse_long(self, text: str) -> None:
         """Raise ConversationError for a long text that is far above `max_length`, before it is tokenised as a whole.
 
         Its parts are tokenised until there are enough. A cut can only make tokens where it is, so the whole text has
@@ -257,7 +272,7 @@ class Renderer:
     def _pair(self, conversation: Conversation) -> Rendered:
         """Render a conversation for an encoder without a chat template: the prompt and the reply as a text pair."""
         first, second = joined(conversation[:-1]), conversation[-1]["content"]
-        self._refuse_long(f"{first}\n{second}")
+        self.refuse_long(f"{first}\n{second}")
         encoding = self._control.encode_pair(first, second)
         types = encoding.sequence_ids
         segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
