@@ -14,8 +14,9 @@ pytest.importorskip("uvicorn")
 from generation.chat_servers import user
 
 from gym_rm import ConfigError
+from gym_rm.engine.text.control_tokens import COMMON
 from gym_rm.generation.chat import load_chat_model
-from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel, _read_reply
+from gym_rm.generation.remote_chat import RemoteChatModel, _read_reply
 from gym_rm.http_client.responses import InvalidReply
 from gym_rm.testing import check_chat_model
 
@@ -194,7 +195,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_no_control_token_remains_and_only_spaces_are_added(text):
     plain = RemoteChatModel("http://127.0.0.1:1").plain(text)
-    assert not CONTROL.search(plain)
+    assert not COMMON.search(plain)
     assert plain.replace(" ", "") == text.replace(" ", "")
 
 
