@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
-from gym_rm.engine.text.control_tokens import COMMON, spaced, spaced_messages
+from gym_rm.engine.text.control_tokens import COMMON, spaced_messages
 from gym_rm.engine.text.thinking import FIELDS, Thinking
 from gym_rm.errors import ConfigError, ConversationError, RemoteError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
@@ -123,10 +123,6 @@ class RemoteChatModel(NeverCopied):
         except RemoteError as error:
             return ChatReply(error=str(error))
         return reply
-
-    def plain(self, text: str) -> str:
-        """Return a text without control tokens: spaces are written into them."""
-        return spaced(text, self._control)
 
 
 def _patterns(tokenizer: Any) -> Sequence[re.Pattern[str]]:

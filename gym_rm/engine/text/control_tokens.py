@@ -51,12 +51,9 @@ def spaced(text: str, patterns: Sequence[re.Pattern[str]] = (COMMON,)) -> str:
     return text
 
 
-def spaced_messages(
-    conversation: Conversation, patterns: Sequence[re.Pattern[str]] = (COMMON,)
-) -> list[dict[str, Any]]:
+def spaced_messages(conversation: Conversation, patterns: Sequence[re.Pattern[str]] = (COMMON,)) -> list[Any]:
     """Return messages as OpenAI's API has them, with `spaced` texts in all their fields."""
-    write = functools.partial(spaced, patterns=patterns)
-    return [encode_arguments(map_texts(message, write)) for message in conversation]
+    return [encode_arguments(map_texts(each, functools.partial(spaced, patterns=patterns))) for each in conversation]
 
 
 class ControlTokens:
