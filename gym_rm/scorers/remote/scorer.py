@@ -107,7 +107,7 @@ class RemoteScorer(NeverCopied):
         if served.protocol != "gym_rm":
             settings["rendered_by"] = "server" if renderer is None else "client"
         if renderer is not None:
-            settings |= renderer.settings
+            settings |= renderer.settings | ({"date": str(renderer.date)} if renderer.date else {})
             made = dataclasses.replace(made, template_hash=renderer.template_hash)
         return dataclasses.replace(made, scorer="RemoteScorer", settings=settings | self._judged.settings)
 
@@ -282,11 +282,12 @@ class RemoteScorer(NeverCopied):
                     deadline=deadline,
                 )
             except NoSuchRoute as error:
-                endpoint = next(each for each in self._client.endpoints if str(error).startswith(each.url))
+                asked = (each for each in self._client.endpoints if str(error).startswith(each.url + protocol.path))
+                endpoint = next(asked)
                 now = (await self._identify(endpoint, max_retries=0)).provenance.model
                 raise ConfigError(
-                    f"{endpoint.url} serves {now!r}, and no {protocol.path} of {served.provenance.model!r}. If this is "
-                    "a chat model, start a reward model (vLLM: --runner pooling, SGLang: --is-embedding), or pass "
+                    f"{endpoint.url} gives no rewards of {served.provenance.model!r}: it serves {now!r}. If this is a "
+                    "chat model, start a reward model (vLLM: --runner pooling, SGLang: --is-embedding), or pass "
                     "kind='judge'; if the model has changed, make a new scorer."
                 ) from error
             except Refused as refused:  # the halves are sent, to find the invalid row
