@@ -26,7 +26,7 @@ from gym_rm.types import Conversation, Message
 # Control tokens of common chat templates: `<|im_end|>`, `<eos>`, `<start_of_turn>`, `[INST]`, `<<SYS>>`, ...
 COMMON = re.compile(
     r"<[|｜][^<>\n]{1,60}?[|｜]>"
-    r"|</?(?:s|bos|eos|pad|unk|mask|sep|cls|sop|eop|think|(?:start|end)_of_\w{1,20}|tool_\w{1,20}|seed:\w{1,20}"
+    r"|</?(?:s|bos|eos|pad|unk|mask|sep|cls|sop|eop|think|(?:start|end)_of_\w{1,20}|tools|tool_\w{1,20}|seed:\w{1,20}"
     r"|\w{3,30}_token)>"
     r"|\[/?(?:INST|THINK|IMG\w{0,10}|g?MASK|CLS|SEP|PAD|UNK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]"
     r"|<</?SYS>>",
