@@ -107,10 +107,10 @@ class App:
 
 
 class RewardApp(App):
-    """Application with the routes of gym_rm or vLLM.
+    """Application with the routes of gym_rm, or of vLLM 0.32 with a reward model ("vllm") or a chat model ("chat").
 
     `requests` has (path, headers, JSON body) of every POST. A fault can also be (status, headers, body), or a function
-    of the right reply that returns another one.
+    of the right reply that returns another one. `tokens` is what `/tokenize` answers; None for no such route.
     """
 
     def __init__(self, protocol="gym_rm", *, key=None, limits=None, provenance=None, reward=reward_of, delay=0.0):
@@ -120,7 +120,8 @@ class RewardApp(App):
         self.provenance = {**INFO, **(provenance or {})}
         self.calibration = {"conversations": KNOWN, "rewards": [self.reward(one) for one in KNOWN]}
         self.refuse = lambda conversation: None
-        self.page = None
+        self.page = self.tokens = None
+        self.model, self.owner, self.root = "fake", "vllm", "fake"
 
     async def respond(self, method, path, headers, body, send):
         if path == "/" and self.page is not None:
@@ -141,16 +142,19 @@ class RewardApp(App):
         if self.protocol == "gym_rm" and path == "/info":
             info = {"model": self.provenance["model"], "provenance": self.provenance, "limits": self.limits}
             return ok({**info, "activations": {"/v1/rewards": "none"}, "calibration": self.calibration})
-        if self.protocol == "vllm" and path == "/v1/models":
-            return ok({"object": "list", "data": [{"id": "fake", "owned_by": "vllm", "max_model_len": 4096}]})
-        return error(404, "Not Found")
+        if self.protocol in ("vllm", "chat") and path == "/v1/models":
+            told = {"id": self.model, "owned_by": self.owner, "root": self.root, "max_model_len": 4096}
+            return ok({"object": "list", "data": [told]})
+        return NO_ROUTE
 
     def post(self, path, request, size):
         if (self.protocol, path) == ("gym_rm", "/v1/rewards"):
             return self.rewards(request, size)
         if (self.protocol, path) == ("vllm", "/classify"):
             return self.classify(request)
-        return error(404, "Not Found")
+        if (self.protocol, path) == ("vllm", "/tokenize") and self.tokens is not None:
+            return ok({"count": len(self.tokens), "max_model_len": 4096, "tokens": self.tokens, "token_strs": None})
+        return NO_ROUTE
 
     def rewards(self, request, size):
         conversations = request["conversations"]
@@ -171,13 +175,49 @@ class RewardApp(App):
         return ok({"model": "fake", **reply, "provenance": self.provenance})
 
     def classify(self, request):
-        reward, tokens = self.reward(request["messages"]), words(request)
-        if tokens > 4096:
-            return error(400, f"maximum context length is 4096 tokens, the request has {tokens}")
-        value = reward if request.get("use_activation") is False else sigmoid(reward)
-        data = [{"index": 0, "label": "LABEL_0", "probs": [value], "num_classes": 1}]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-        return ok({"id": "classify-1", "object": "list", "created": 1, "model": "fake", "data": data, "usage": usage})
+        """Return values of token ids, which are their sums, or of messages."""
+        if request["model"] != self.model:
+            told = {"message": f"The model `{request['model']}` does not exist.", "type": "NotFoundError"}
+            return 404, {}, json.dumps({"error": {**told, "param": None, "code": 404}}).encode()
+        counts = [len(ids) for ids in request.get("input", ())] or [words(request)]
+        if max(counts) > 4096:
+            return error(400, f"This model's maximum context length is 4096 tokens, the request has {max(counts)}")
+        rewards = [float(sum(ids)) for ids in request.get("input", ())] or [self.reward(request["messages"])]
+        rewards = rewards if request.get("use_activation") is False else list(map(sigmoid, rewards))
+        told = {"label": "LABEL_0", "num_classes": 1}
+        data = [{"index": row, "probs": [reward], **told} for row, reward in enumerate(rewards)]
+        usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts), "completion_tokens": 0}
+        return ok({"id": "classify-1", "object": "list", "model": self.model, "data": data, "usage": usage})
+
+
+class Posing:
+    """A server of ours that says it is vLLM or SGLang, with the tokenizer in a folder.
+
+    Attributes:
+        bodies: JSON of every POST to `/classify`.
+    """
+
+    def __init__(self, app, owner, folder):
+        self.app, self.bodies = app, []
+        self.told = {"id": "posing", "owned_by": owner, "root": folder, "max_model_len": 4096}
+
+    async def __call__(self, scope, receive, send):
+        if scope["path"] not in ("/info", "/v1/models"):
+            body = b""
+
+            async def reading():
+                nonlocal body
+                message = await receive()
+                body += message.get("body", b"")
+                return message
+
+            await self.app(scope, reading, send)
+            if scope["path"] == "/classify":
+                self.bodies.append(json.loads(body))
+            return
+        status, _, content = NO_ROUTE if scope["path"] == "/info" else ok({"object": "list", "data": [self.told]})
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": content})
 
 
 def words(request):
@@ -190,6 +230,9 @@ def ok(content):
 
 def error(status, message, **headers):
     return status, headers, json.dumps({"error": {"message": message, "type": "error", "code": "code"}}).encode()
+
+
+NO_ROUTE = 404, {}, b'{"detail":"Not Found"}'
 
 
 @contextlib.contextmanager

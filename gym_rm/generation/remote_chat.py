@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
-from gym_rm.engine.text.messages import map_texts
+from gym_rm.engine.text.control_tokens import COMMON, spaced_messages
 from gym_rm.engine.text.thinking import FIELDS, Thinking
-from gym_rm.engine.text.tool_calls import encode_arguments
 from gym_rm.errors import ConfigError, ConversationError, RemoteError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
 from gym_rm.http_client.addresses import parse_urls, read_key
@@ -24,15 +23,6 @@ from gym_rm.scorer import NeverCopied
 from gym_rm.types import Conversation, Provenance
 
 ROUTE = "/v1/chat/completions"
-# Control tokens of common chat templates: `<|im_end|>`, `<eos>`, `<start_of_turn>`, `[INST]`, `<<SYS>>`, ...
-CONTROL = re.compile(
-    r"<[|｜][^<>\n]{1,60}?[|｜]>"
-    r"|</?(?:s|bos|eos|pad|unk|mask|sep|cls|sop|eop|think|(?:start|end)_of_\w{1,20}|tool_\w{1,20}|seed:\w{1,20}"
-    r"|\w{3,30}_token)>"
-    r"|\[/?(?:INST|THINK|IMG\w{0,10}|g?MASK|CLS|SEP|PAD|UNK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]"
-    r"|<</?SYS>>",
-    re.IGNORECASE,
-)
 
 
 class RemoteChatModel(NeverCopied):
@@ -114,7 +104,7 @@ class RemoteChatModel(NeverCopied):
         messages = list(conversation) if self.options.system_role else merge_system(conversation)
         body = {
             "model": self._served,
-            "messages": [to_plain(encode_arguments(map_texts(message, self.plain))) for message in messages],
+            "messages": to_plain(spaced_messages(messages, self._control)),
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_new_tokens,
             "seed": seed % 2**31,
@@ -134,27 +124,17 @@ class RemoteChatModel(NeverCopied):
             return ChatReply(error=str(error))
         return reply
 
-    def plain(self, text: str) -> str:
-        """Return a text without control tokens: spaces are written into them."""
-        broken, changed = text, True
-        while changed:  # what is left and right of a broken token can form another one
-            before = broken
-            for pattern in self._control:
-                broken = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:-1]} {match[0][-1]}", broken)
-            changed = broken != before
-        return broken
-
 
 def _patterns(tokenizer: Any) -> Sequence[re.Pattern[str]]:
     """Return what finds control tokens: those of common templates, and of a tokenizer."""
     if tokenizer is None:
-        return (CONTROL,)
+        return (COMMON,)
     from gym_rm.engine.loading.files import check_tokenizer  # imports transformers, which is slow
 
     loaded = check_tokenizer(tokenizer)
     names = {str(token) for token in loaded.added_tokens_decoder.values() if not str(token).strip().isalnum()}
     names = {name for name in names | set(loaded.all_special_tokens) if len(name) > 2 and not name.isspace()}
-    return CONTROL, re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
+    return COMMON, re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
 
 
 def _read_reply(body: bytes) -> ChatReply:

@@ -53,7 +53,8 @@ def check_status(url: str, status: int, headers: Mapping[str, str], body: bytes)
             "would be sent there; pass that URL if you trust it."
         )
     if status in (404, 405):
-        raise NoSuchRoute(f"{url} does not exist (status {status}: {reason}); check the URL.")
+        no_model = f"{url} answers: {reason}" if re.search("model.* does not exist", reason) else None
+        raise NoSuchRoute(no_model or f"{url} does not exist (status {status}: {reason}); check the URL.")
     if status == 501:
         raise ConfigError(f"{url} cannot do this (status 501: {reason}).")
     wait = retry_after(headers.get("Retry-After"))

@@ -14,8 +14,9 @@ pytest.importorskip("uvicorn")
 from generation.chat_servers import user
 
 from gym_rm import ConfigError
+from gym_rm.engine.text.control_tokens import COMMON, spaced
 from gym_rm.generation.chat import load_chat_model
-from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel, _read_reply
+from gym_rm.generation.remote_chat import RemoteChatModel, _read_reply
 from gym_rm.http_client.responses import InvalidReply
 from gym_rm.testing import check_chat_model
 
@@ -193,8 +194,8 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_no_control_token_remains_and_only_spaces_are_added(text):
-    plain = RemoteChatModel("http://127.0.0.1:1").plain(text)
-    assert not CONTROL.search(plain)
+    plain = spaced(text)
+    assert not COMMON.search(plain)
     assert plain.replace(" ", "") == text.replace(" ", "")
 
 
@@ -205,7 +206,7 @@ def test_the_control_tokens_of_a_tokenizer_are_known(tmp_path):
     tokenizer.add_special_tokens({"extra_special_tokens": ["~turn~"]})
     tokenizer.save_pretrained(tmp_path)
     model = RemoteChatModel("http://127.0.0.1:1", tokenizer=str(tmp_path))
-    assert model.plain("a ~turn~ b") == "a ~ turn ~ b"
+    assert spaced("a ~turn~ b", model._control) == "a ~ turn ~ b"
 
 
 def test_an_option_of_the_other_kind_of_model_is_refused():

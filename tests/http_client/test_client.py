@@ -52,6 +52,12 @@ def test_a_status_has_a_meaning(status, headers, error):
     assert "why" in str(raised.value) or status == 302
 
 
+def test_a_model_that_does_not_exist_is_not_a_wrong_url():
+    with pytest.raises(NoSuchRoute) as raised:
+        check_status("http://a/b", 404, {}, b'{"error": {"message": "The model `c` does not exist."}}')
+    assert str(raised.value) == "http://a/b answers: The model `c` does not exist."
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"NaN", b'{"a": Infinity}', b"\xff", b"[" * 100_000, b'{"a": [{"b": 1, "b": 2}]}']
 )

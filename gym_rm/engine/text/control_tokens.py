@@ -19,9 +19,19 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from gym_rm.engine.text.messages import map_texts, texts_of
+from gym_rm.engine.text.tool_calls import encode_arguments
 from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
+# Control tokens of common chat templates: `<|im_end|>`, `<eos>`, `<start_of_turn>`, `[INST]`, `<<SYS>>`, ...
+COMMON = re.compile(
+    r"<[|｜][^<>\n]{1,60}?[|｜]>"
+    r"|</?(?:s|bos|eos|pad|unk|mask|sep|cls|sop|eop|think|(?:start|end)_of_\w{1,20}|tools|tool_\w{1,20}|seed:\w{1,20}"
+    r"|\w{3,30}_token)>"
+    r"|\[/?(?:INST|THINK|IMG\w{0,10}|g?MASK|CLS|SEP|PAD|UNK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]"
+    r"|<</?SYS>>",
+    re.IGNORECASE,
+)
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 # Added tokens that are ordinary text: replies may contain thinking, even if the template writes it, and white space and
 # words are no marks. HTML and punctuation are text unless the template has them.
@@ -29,6 +39,21 @@ TEXT = re.compile(r"</?think>|\s*[^\W_]*\s*|.")
 TEXT_IF_NOT_WRITTEN = re.compile(
     r"</?(table|caption|t(head|body|foot|[rhd])|h\d|blockquote|strong|em|[bius]|su[bp]|code)>|\W*"
 )
+
+
+def spaced(text: str, patterns: Sequence[re.Pattern[str]] = (COMMON,)) -> str:
+    """Return a text for a server that would parse its control tokens: spaces are written into them."""
+    before = None
+    while text != before:  # what is left and right of a spaced token can form another one
+        before = text
+        for pattern in patterns:
+            text = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:-1]} {match[0][-1]}", text)
+    return text
+
+
+def spaced_messages(conversation: Conversation, patterns: Sequence[re.Pattern[str]] = (COMMON,)) -> list[Any]:
+    """Return messages as OpenAI's API has them, with `spaced` texts in all their fields."""
+    return [encode_arguments(map_texts(each, functools.partial(spaced, patterns=patterns))) for each in conversation]
 
 
 class ControlTokens:

@@ -30,3 +30,5 @@ class RemoteOptions(ConnectionOptions):
     """Seconds to wait at the start for a server that does not answer."""
     max_conversations: PositiveInt = 256
     """Most conversations in one request; the server's own limits are kept too."""
+    tokenizer: str | None = None
+    """Tokenizer of vLLM's or SGLang's model (folder or hub id); None for the server's, `"server"` to send messages."""

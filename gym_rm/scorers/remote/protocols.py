@@ -1,4 +1,4 @@
-"""What servers of rewards understand: gym_rm's own `/v1/rewards`, and vLLM's `/classify`.
+"""What servers of rewards understand: gym_rm's own `/v1/rewards`, and the `/classify` of vLLM and SGLang.
 
 A protocol turns rows into request bodies (`encode` one row, `body` several) and replies into `Scores` (`read`). It does
 not send anything. Numbers in a reply are checked, because a reply is data from another program: a text, NaN or a list
@@ -8,24 +8,28 @@ of another length is never a reward, but an InvalidReply.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from gym_rm.engine.text.control_tokens import spaced_messages
+from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import check_conversation
-from gym_rm.engine.text.tool_calls import encode_arguments
-from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.engine.text.renderer import Renderer, Turns
+from gym_rm.errors import ConfigError, ConversationError, warn_once
 from gym_rm.http_client.responses import InvalidReply, first_model
 from gym_rm.plain_values import to_plain
+from gym_rm.scorer import lock_open_after_fork
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Provenance
 
-Turns: TypeAlias = Literal["last", "all"]
 MAX_REQUEST_BYTES = 8 * 2**20  # of servers that do not tell their limit
+_rendering = lock_open_after_fork()  # threads must not use a tokenizer at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Served:
         max_request_bytes: largest request body.
         max_conversations: most conversations in one request; None for no limit.
         calibration: conversations with the rewards that the server says it gives them.
+        root, max_length: what vLLM or SGLang loaded, and most tokens of a text; None if it is not told.
     """
 
     protocol: str
@@ -45,6 +50,8 @@ class Served:
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_conversations: int | None = None
     calibration: tuple[tuple[Conversation, float], ...] = ()
+    root: str | None = None
+    max_length: int | None = None
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -74,11 +81,10 @@ def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[lis
 class GymRMProtocol:
     """`POST /v1/rewards` of `gym-rm serve`."""
 
-    name = "gym_rm"
     path = "/v1/rewards"
-    max_rows: int | None = None
+    renderer = None
 
-    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
+    def encode(self, conversation: Conversation, prompt: Prompt | None, turns: Turns) -> Row:
         """Return the conversation and its prompt as JSON."""
         row = None
         if prompt is not None:
@@ -140,51 +146,97 @@ def read_info(info: Any) -> Served:
 
 
 @dataclass(frozen=True)
-class VLLMProtocol:
-    """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
+class ClassifyProtocol:
+    """`POST /classify` of vLLM and SGLang: one value of each text, without activation.
 
     Attributes:
-        model: name of the served model.
+        served: the server.
+        renderer: writes token ids, so that no message forges a turn; None sends messages, with spaced control tokens.
     """
 
-    model: str
-    name = "vllm"
-    path = "/classify"
-    max_rows: ClassVar[int | None] = 1
+    served: Served
+    renderer: Renderer | None
+    path: ClassVar[str] = "/classify"
 
-    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
-        """Return the whole request body."""
-        flags = {"add_generation_prompt": False, "continue_final_message": False, "add_special_tokens": False}
-        messages = [encode_arguments(message) for message in check_conversation(conversation)]
-        body = {"model": self.model, "messages": messages, "use_activation": False, **flags}
-        return (to_json(body),)
+    def encode(self, conversation: Conversation, prompt: Prompt | None, turns: Turns) -> Row:
+        """Return the token ids up to each turn, or the whole request body."""
+        if self.renderer is None:
+            if turns != "last":
+                raise ConfigError(f"turns must be 'last' without the tokenizer, got {turns!r}; pass tokenizer=.")
+            return (self.question(conversation),)
+        with _rendering:
+            (row,) = self.renderer.encode_turns([conversation], [prompt.tools if prompt else ()], turns=turns)
+        if isinstance(row, ConversationError):
+            raise row
+        return tuple(to_json(each.input_ids.tolist()) for each in row)
+
+    def question(self, conversation: Conversation) -> bytes:
+        """Return a body with messages, which vLLM's `/tokenize` reads too."""
+        messages = spaced_messages(check_conversation(conversation))
+        asked = {"model": self.served.provenance.model, "messages": messages, "use_activation": False}
+        return to_json({**asked, "add_generation_prompt": False, "add_special_tokens": False})
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
-        """Return the body of the only row."""
-        return rows[0][0]
+        """Return the token ids of all rows, or the body of the only row."""
+        if self.renderer is None:
+            return rows[0][0]
+        ids = b",".join(itertools.chain.from_iterable(rows))
+        if self.served.protocol == "sglang":
+            return b'{"input_ids":[%b]}' % ids
+        return b'{"model":%b,"use_activation":false,"input":[%b]}' % (to_json(self.served.provenance.model), ids)
 
     def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
-        """Return the only value as the reward."""
-        data = _mapping(reply).get("data")
-        if not isinstance(data, list) or len(data) != 1:
-            raise InvalidReply(f"data must have one entry, got {data!r:.80}")
-        probs, index = _mapping(data[0]).get("probs"), data[0].get("index", 0)
-        if type(index) is not int or index != 0:
-            raise InvalidReply(f"the index of the only entry must be 0, got {index!r:.80}")
-        if not isinstance(probs, list) or not probs:
-            raise InvalidReply(f"probs must be a list of numbers, got {probs!r:.80}")
-        if len(probs) > 1:
-            raise ConfigError(
-                f"the model {self.model!r} returns {len(probs)} values, and which is the reward is not known; serve it "
-                "with gym-rm serve, or score it in this process."
-            )
-        return Scores.from_rewards([_number(probs[0], "the value of probs")])
+        """Return the scores; the reward of a row is its last value."""
+        data, name = (_mapping(reply).get("data"), "probs") if self.served.protocol == "vllm" else (reply, "embedding")
+        entries = [_mapping(each) for each in data] if isinstance(data, list) else []
+        places = [each.get("index", place) for place, each in enumerate(entries)]
+        ends = np.cumsum([len(row) for row in rows])
+        if not all(type(each) is int for each in places) or sorted(places) != [*range(ends[-1])]:
+            raise InvalidReply(f"data must have an entry with an index for each of {ends[-1]} texts, got {data!r:.80}")
+        values, lengths = np.zeros(len(entries)), [part.count(b",") + 1 for row in rows for part in row]
+        values[places] = [self._value(each.get(name)) for each in entries]
+        if self.renderer is None:
+            lengths = [_limit(_mapping(reply.get("usage") or {}), "prompt_tokens") or 0]
+        of_turns = tuple(np.split(values, ends[:-1])) if turns == "all" else None
+        scores = Scores.from_rewards(values[ends - 1])
+        return dataclasses.replace(scores, num_tokens=np.array(lengths)[ends - 1], turn_rewards=of_turns)
+
+    def _value(self, values: Any) -> float:
+        if isinstance(values, list) and len(values) > 1:
+            raise ConfigError(f"{self.served.provenance.model!r} has {len(values)} values, not one: use gym-rm serve.")
+        return _number(values[0] if isinstance(values, list) and values else None, "the value of a text")
+
+
+def classify_protocol(served: Served, source: str | None) -> ClassifyProtocol:
+    """Return how to ask vLLM or SGLang; raise ConfigError if a tokenizer is given or needed and cannot be opened."""
+    missing: object = "tokenizer='server'"
+    if source != "server":
+        from gym_rm.engine.loading.files import check_tokenizer  # imports transformers, which is slow
+
+        try:
+            tokenizer = check_tokenizer(source or served.root)
+            encoder = bool(tokenizer.cls_token and tokenizer.chat_template)  # without one, it reads pairs of texts
+            made = Renderer(tokenizer, input_format=InputFormat(encoder=encoder), max_length=served.max_length)
+            return ClassifyProtocol(served, made)
+        except ConfigError as error:
+            if source is not None:
+                raise
+            missing = error
+    if served.protocol == "sglang":
+        raise ConfigError(f"SGLang needs token ids; pass tokenizer=, a folder or hub id ({missing}).")
+    warn_once(
+        f"{served.provenance.model!r} gets messages, not token ids ({missing}). Common control tokens in them get "
+        "spaces, but others can forge a turn; pass tokenizer=, a folder or hub id."
+    )
+    return ClassifyProtocol(dataclasses.replace(served, max_conversations=1), None)
 
 
 def read_models(reply: Any) -> Served:
-    """Return what vLLM's `GET /v1/models` says. Raises InvalidReply."""
+    """Return what `GET /v1/models` of vLLM or SGLang says. Raises InvalidReply."""
     model, owner = first_model(reply)
-    return Served("vllm", Provenance(owner, model))
+    told, protocol = reply["data"][0], "sglang" if owner == "sglang" else "vllm"
+    root, length = str(told.get("root") or model), _limit(told, "max_model_len")
+    return Served(protocol, Provenance(owner, model), root=root, max_length=length)
 
 
 def failed_row(error: str) -> Scores:
@@ -231,5 +283,5 @@ def _number(value: Any, name: str) -> float:
 def _limit(limits: Mapping[str, Any], name: str) -> int | None:
     value = limits.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        raise InvalidReply(f"{name} of /info must be a positive integer, got {value!r:.80}")
+        raise InvalidReply(f"{name} must be a positive integer, got {value!r:.80}")
     return value

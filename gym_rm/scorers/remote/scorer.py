@@ -1,8 +1,9 @@
-"""A scorer whose model runs in a server: `gym-rm serve` or vLLM."""
+"""A scorer whose model runs in a server: `gym-rm serve`, vLLM or SGLang."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,6 +15,7 @@ import numpy as np
 from gym_rm.checks import one_of
 from gym_rm.config import divide_settings
 from gym_rm.engine.text.judged import JudgedOptions
+from gym_rm.engine.text.renderer import Turns
 from gym_rm.errors import ConfigError, ConversationError, RemoteError, RowError, logger, warn_once
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
@@ -21,24 +23,22 @@ from gym_rm.http_client.responses import FailedAttempt, InvalidReply, NoSuchRout
 from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
+    ClassifyProtocol,
     GymRMProtocol,
     Row,
     Served,
-    Turns,
-    VLLMProtocol,
+    classify_protocol,
     failed_row,
     pack,
     read_info,
     read_models,
 )
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompts, Provenance
+from gym_rm.types import Conversation, Message, Prompts, Provenance
 
 ScoredRows: TypeAlias = tuple[list[int], Scores]
-UNKNOWN_REWARDS: tuple[Conversation, ...] = (
-    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "2 + 2 is 4."}),
-    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is five, I think."}),
-)
+SUM: tuple[Message, ...] = ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is 4."})
+UNKNOWN_REWARDS: tuple[Conversation, ...] = (SUM, (*SUM, SUM[0], {"role": "assistant", "content": "Five, I think."}))
 """Conversations that are scored at the start if no rewards are known."""
 
 TOLERANCE = 0.01
@@ -58,8 +58,8 @@ class RemoteScorer(NeverCopied):
         **options: the fields of `RemoteOptions` and `JudgedOptions`. Thinking is removed here, not by the server.
 
     Raises:
-        ConfigError: an option is invalid, the key is refused, httpx is missing, or the server gives other rewards than
-            it tells.
+        ConfigError: an option is invalid, the key is refused, httpx is missing, or the server gives no rewards, or for
+            other texts, or others than it tells.
         RemoteError: no server answers.
 
     Example:
@@ -73,6 +73,7 @@ class RemoteScorer(NeverCopied):
         self._judged: JudgedOptions = judged
         self.options: RemoteOptions = chosen.model_copy(update={"key": None})
         self._served: Served | None = None
+        self._protocol: GymRMProtocol | ClassifyProtocol = GymRMProtocol()
         self._closed = False
         self._client = HTTPClient(
             self.urls,
@@ -100,18 +101,22 @@ class RemoteScorer(NeverCopied):
     def provenance(self) -> Provenance:
         """The server's provenance, with its URL."""
         served = self._known()
-        made = served.provenance
+        made, renderer = served.provenance, self._protocol.renderer
         url = self.urls[0] if len(self.urls) == 1 else list(self.urls)
         settings = {**made.settings, "url": url, "protocol": served.protocol, "server_scorer": made.scorer}
-        settings |= self._judged.settings
-        return dataclasses.replace(made, scorer="RemoteScorer", settings=settings)
+        if served.protocol != "gym_rm":
+            settings["rendered_by"] = "server" if renderer is None else "client"
+        if renderer is not None:
+            settings |= renderer.settings | ({"date": str(renderer.date)} if renderer.date else {})
+            made = dataclasses.replace(made, template_hash=renderer.template_hash)
+        return dataclasses.replace(made, scorer="RemoteScorer", settings=settings | self._judged.settings)
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last") -> Scores:
         """Score N conversations.
 
         Args:
             conversations: N lists of messages.
-            prompts: sent to the server (except to vLLM), for verifiers.
+            prompts: sent to `gym-rm serve`, for verifiers; for vLLM and SGLang, `tools` are written into the text.
             turns: `"all"` also asks for the rewards after every assistant turn.
 
         Raises:
@@ -122,13 +127,10 @@ class RemoteScorer(NeverCopied):
         if self._closed:
             raise RuntimeError("this RemoteScorer is closed; make a new one.")
         conversations, prompts, complete = self._judged.read(conversations, prompts)
-        protocol = self._protocol()
-        if turns != "last" and isinstance(protocol, VLLMProtocol):
-            raise ConfigError(f"turns must be 'last' with the protocol {protocol.name!r}, got {turns!r}.")
         rows: list[Row | ConversationError] = []
         for row, conversation in enumerate(conversations):
             try:
-                rows.append(protocol.encode(conversation, None if prompts is None else prompts[row]))
+                rows.append(self._protocol.encode(conversation, None if prompts is None else prompts[row], turns))
             except ConversationError as error:
                 rows.append(error)
         scores = complete(self._client.run(self._score(rows, turns)))
@@ -148,10 +150,6 @@ class RemoteScorer(NeverCopied):
     def _known(self) -> Served:
         assert self._served is not None, "no server has answered"
         return self._served
-
-    def _protocol(self) -> GymRMProtocol | VLLMProtocol:
-        served = self._known()
-        return GymRMProtocol() if served.protocol == "gym_rm" else VLLMProtocol(served.provenance.model)
 
     async def _start(self) -> None:
         """Ask every server what it serves, and compare rewards. One that does not answer gets no requests for now.
@@ -173,6 +171,9 @@ class RemoteScorer(NeverCopied):
                 endpoints.append(endpoint)
         if error is not None and not endpoints:
             raise error
+        if self._known().protocol != "gym_rm":  # in a thread, because opening a tokenizer takes seconds
+            self._protocol = await asyncio.to_thread(classify_protocol, self._known(), self.options.tokenizer)
+            self._served = self._protocol.served
         await self._client.all_of([self._calibrate(endpoint) for endpoint in endpoints])
 
     async def _recheck(self, endpoint: Endpoint) -> None:
@@ -203,15 +204,14 @@ class RemoteScorer(NeverCopied):
                 return read(parse_body((await sent)[0]))
             except (NoSuchRoute, Refused, InvalidReply) as error:
                 reasons.append(f"GET {path}: {error}")
-        raise ConfigError(f"{endpoint.url} is no server of gym-rm serve or vLLM ({'; '.join(reasons)}); check the URL.")
+        raise ConfigError(f"{endpoint.url} is no gym-rm serve, vLLM or SGLang ({'; '.join(reasons)}); check the URL.")
 
     async def _calibrate(self, endpoint: Endpoint, max_retries: int | None = None) -> None:
-        """Compare the rewards of a server with those that it tells. Raises ConfigError."""
-        served = self._known()
+        """Compare the rewards of a server with those that it tells, and its text with ours. Raises ConfigError."""
+        served, protocol = self._known(), self._protocol
         conversations = [conversation for conversation, _ in served.calibration] or list(UNKNOWN_REWARDS)
-        protocol = self._protocol()
         try:
-            rows = [protocol.encode(conversation, None) for conversation in conversations]
+            rows = [protocol.encode(conversation, None, "last") for conversation in conversations]
         except ConversationError as error:
             raise ConfigError(f"a conversation of the calibration cannot be sent: {error}") from error
         send = functools.partial(self._client.send, only=endpoint, max_retries=max_retries)
@@ -219,6 +219,16 @@ class RemoteScorer(NeverCopied):
         for row in scores.failed_rows:
             raise ConfigError(f"{endpoint.url} cannot score a conversation of the calibration: {scores.errors[row]}.")
         check_rewards(endpoint.url, scores.rewards.tolist(), served.calibration)
+        if isinstance(protocol, ClassifyProtocol) and protocol.renderer is not None and not protocol.renderer.date:
+            question, ours = protocol.question(conversations[-1]), parse_body(rows[-1][-1])
+            with contextlib.suppress(NoSuchRoute, Refused):  # no such route, or it reads no messages
+                told, _ = await send("/tokenize", question, read=parse_body, deadline=self._deadline())
+                # It does not write what the tokenizer adds to the template: a BOS, or [CLS] and [SEP].
+                if not isinstance(told, dict) or told.get("tokens") not in (ours, ours[1:], ours[1:-1]):
+                    raise ConfigError(
+                        f"{endpoint.url} writes other token ids than {protocol.renderer.tokenizer.name_or_path!r}: its "
+                        "chat template differs. Pass tokenizer=, a folder with it, or 'server' to send messages."
+                    )
 
     async def _score(self, rows: Sequence[Row | ConversationError], turns: Turns) -> Scores:
         """Return the scores of these rows, in order.
@@ -230,7 +240,7 @@ class RemoteScorer(NeverCopied):
         wanted: list[tuple[int, Row]] = []
         for row, encoded in enumerate(rows):
             if isinstance(encoded, ConversationError):
-                failed.append(([row], failed_row(str(encoded))))
+                failed.append(([row], failed_row(RowError.of(encoded))))
             elif (size := sum(map(len, encoded))) > limit:
                 failed.append(([row], failed_row(f"the conversation has {size} bytes, the server accepts {limit}")))
             else:
@@ -253,9 +263,9 @@ class RemoteScorer(NeverCopied):
         self, rows: Sequence[tuple[int, Row]], turns: Turns, deadline: float, send: Callable[..., Any]
     ) -> list[ScoredRows]:
         """Return the scores of encoded rows, in requests within the limits of the server, or in one to keep groups."""
-        served, protocol = self._known(), self._protocol()
+        served, protocol = self._known(), self._protocol
         share = max(1, math.ceil(len(rows) / len(self.urls)))
-        limits = (self.options.max_conversations, share, served.max_conversations, protocol.max_rows)
+        limits = (self.options.max_conversations, share, served.max_conversations)
         sizes = [sum(map(len, row)) + len(row) for _, row in rows]  # with the commas
         max_rows = min(limit for limit in limits if limit is not None)
         chunks = list(pack(sizes, max_bytes=served.max_request_bytes - BODY_BYTES, max_rows=max_rows))
@@ -271,6 +281,15 @@ class RemoteScorer(NeverCopied):
                     read=lambda body: protocol.read(parse_body(body), encoded, turns),
                     deadline=deadline,
                 )
+            except NoSuchRoute as error:
+                asked = (each for each in self._client.endpoints if str(error).startswith(each.url + protocol.path))
+                endpoint = next(asked)
+                now = (await self._identify(endpoint, max_retries=0)).provenance.model
+                raise ConfigError(
+                    f"{endpoint.url} gives no rewards of {served.provenance.model!r}: it serves {now!r}. If this is a "
+                    "chat model, start a reward model (vLLM: --runner pooling, SGLang: --is-embedding), or pass "
+                    "kind='judge'; if the model has changed, make a new scorer."
+                ) from error
             except Refused as refused:  # the halves are sent, to find the invalid row
                 if len(chunk) == 1 or self.relative:
                     reason = f"the server refused the conversation: {refused.reason}"
