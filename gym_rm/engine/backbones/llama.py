@@ -98,12 +98,14 @@ class Pass:
         rotary: rotary positions of the tokens.
         attention: what the tokens attend to.
         call: calls a function of torch or a layer.
+        dtype: precision of what the products read.
         kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
 
     rotary: Rotary
     attention: Attention
     call: Call
+    dtype: torch.dtype
     kernels: bool
 
 
@@ -140,11 +142,11 @@ def llama_forward(
     context = current_context()
     if context is None:
         call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
-        return _forward(backbone, x, Pass(rotary, attention, call, kernels), reads, checkpointing)
+        return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
     try:
-        return _forward(backbone, x, Pass(rotary, attention, call, kernels), reads, checkpointing)
+        return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     finally:
         torch._C._push_on_torch_function_stack(context)
 
@@ -163,6 +165,8 @@ def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def _forward(backbone: Any, x: Tensor, shared: Pass, reads: Tensor | None, checkpointing: bool) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
+    if x.device.type == "cpu":  # sums of all layers lose most by rounding; on CUDA this would be 2 more passes a layer
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
@@ -170,7 +174,7 @@ def _forward(backbone: Any, x: Tensor, shared: Pass, reads: Tensor | None, check
                 x = checkpoint(_layer, layer, number, x, shared, at, use_reentrant=False)
             else:
                 x = _layer(layer, number, x, shared, at)
-    return rms_norm(backbone.norm, x)
+    return rms_norm(backbone.norm, x, shared.dtype)
 
 
 def _layer(layer: Any, number: int, x: Tensor, shared: Pass, reads: Tensor | None) -> Tensor:
@@ -185,22 +189,22 @@ def _layer(layer: Any, number: int, x: Tensor, shared: Pass, reads: Tensor | Non
 
 def _add_mlp(layer: Any, x: Tensor, shared: Pass) -> Tensor:
     mlp, call = layer.mlp, shared.call
-    inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
-    gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
+    inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x, shared.dtype))
+    gate, up = (_product(module, inputs, shared.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
     product = _elementwise().silu_mul(gate, up) if shared.kernels else silu_times(gate, up, call)
     return _add_product(x, product, mlp.down_proj, call)
 
 
 def _add_attention(layer: Any, number: int, x: Tensor, shared: Pass, reads: Tensor | None) -> Tensor:
     module, call, rotary, kernels = layer.self_attn, shared.call, shared.rotary, shared.kernels
-    normed = rms_norm(layer.input_layernorm, x)
+    normed = rms_norm(layer.input_layernorm, x, shared.dtype)
     inputs = _input(module.k_proj, normed)
-    key = _rotated_heads(module, "k", _heads(module, "k", inputs, x.dtype, call), rotary, kernels)
-    value = _heads(module, "v", inputs, x.dtype, call)
+    key = _rotated_heads(module, "k", _heads(module, "k", inputs, normed.dtype, call), rotary, kernels)
+    value = _heads(module, "v", inputs, normed.dtype, call)
     if reads is not None:
         x, rotary = x[reads], (rotary[0][reads], rotary[1][reads])
         inputs = _input(module.q_proj, normed[reads])
-    query = _rotated_heads(module, "q", _heads(module, "q", inputs, x.dtype, call), rotary, kernels)
+    query = _rotated_heads(module, "q", _heads(module, "q", inputs, normed.dtype, call), rotary, kernels)
     del normed, inputs  # attention needs the memory
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
@@ -241,24 +245,23 @@ def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) ->
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
-    """Return `x + module(y)`; in full precision, the matrix product does the addition. x may be overwritten."""
-    if torch.is_autocast_enabled(x.device.type):
-        summed: Tensor = x + call(module, y)  # residuals keep their precision
-        return summed
-    if isinstance(module, PRODUCTS):
-        summed = call(module, y).add_(x)
-        return summed
+    """Return `x + module(y)`; in one precision, the matrix product does the addition. x may be overwritten."""
+    own = isinstance(module, PRODUCTS)
+    if own or x.dtype is not y.dtype or torch.is_autocast_enabled(x.device.type):  # residuals keep their precision
+        product = call(module, y) if own else call(linear, y, module.weight, module.bias)
+        return x + product if torch.is_grad_enabled() else x.add_(product)
     x = call(plus_linear, x, y, module.weight)
     if module.bias is None:
         return x
     return x + module.bias if torch.is_grad_enabled() else x.add_(module.bias)
 
 
-def rms_norm(module: Any, x: Tensor) -> Tensor:
-    """Return the `RMSNorm` of x with the weight of a module."""
+def rms_norm(module: Any, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the `RMSNorm` of x with the weight of a module, in a precision; None for that of x."""
+    options = (x, module.weight, module.variance_epsilon, dtype or x.dtype)
     if not torch.is_grad_enabled() or x.is_cuda:  # where its backward is one kernel
-        return _normed(x, module.weight, module.variance_epsilon)
-    normed: Tensor = RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+        return _normed(*options)
+    normed: Tensor = RMSNorm.apply(*options)  # type: ignore[no-untyped-call]
     return normed
 
 
@@ -266,14 +269,14 @@ class RMSNorm(torch.autograd.Function):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in float32 or more (arXiv 1910.07467)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """Return the normed x; keeps x only."""
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        return _normed(x, weight, eps)
+        return _normed(x, weight, eps, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients of x and of the weight."""
         x, weight = ctx.saved_tensors
         precision = torch.promote_types(x.dtype, torch.float32)
@@ -284,12 +287,13 @@ class RMSNorm(torch.autograd.Function):
         weight_grad = (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
         inner = grad * weight
         along = torch.linalg.vecdot(inner, normed).unsqueeze(-1) / x.shape[-1]
-        return inner.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype), weight_grad, None
+        return inner.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype), weight_grad, None, None
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed = torch.rms_norm(x, weight.shape, weight, eps)
-    return normed if normed.dtype is x.dtype else normed.to(x.dtype)  # autocast returns float32
+def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    if x.dtype is not dtype:
+        weight = weight.to(x.dtype)
+    return torch.rms_norm(x, weight.shape, weight, eps).to(dtype)  # autocast returns float32
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
