@@ -128,7 +128,8 @@ class RemoteSampler:
         self.expect(version)
         with atomic_folder(self._current) as unfinished:
             self._save(unfinished, weights)
-        self.load_if_lost()
+        self._client.run(self._load())  # even if the server tells this folder: another run may have written it
+        self._remove_old()
 
     def expect(self, version: int) -> None:
         """Take note of weights of a version that another process writes and loads."""
@@ -137,15 +138,17 @@ class RemoteSampler:
     def load_if_lost(self) -> None:
         """Make the server load the last weights if it has others; raises as `update_weights` does."""
         self._client.run(self._load(only_if_lost=True))
-        for old in self._folder.glob("version-*"):
-            if old.absolute() != self._current:
-                shutil.rmtree(old, ignore_errors=True)
+        self._remove_old()
 
     def close(self) -> None:
         """Close all connections and remove the folder of the weights; the server keeps those that it loaded."""
         self._client.close()
+        self._remove_old(all_of_them=True)
+
+    def _remove_old(self, *, all_of_them: bool = False) -> None:
         for old in self._folder.glob("version-*"):
-            shutil.rmtree(old, ignore_errors=True)
+            if all_of_them or old.absolute() != self._current:
+                shutil.rmtree(old, ignore_errors=True)
 
     @property
     def _current(self) -> Path:

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_servers import Server
 
 import gym_rm
@@ -47,3 +49,20 @@ def chat_server(servers):
 @pytest.fixture
 def pooling_server(servers):
     return servers["reward_model"]
+
+
+@pytest.fixture(scope="session")
+def untied_server(vllm, servers, tmp_path_factory):
+    """Return a server of the embedded policy with an output layer of its own, which tests may kill."""
+    folder = tmp_path_factory.mktemp("untied")
+    source = servers["policy"].folder
+    model = AutoModelForCausalLM.from_pretrained(source)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(folder / "policy")
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder / "policy")
+    server = Server(vllm, folder / "policy", folder / "log", "--logprobs-mode", "processed_logprobs")
+    try:
+        yield server.start().wait()
+    finally:
+        server.kill()

@@ -2,34 +2,17 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_servers import Server
 
 from agents import grpo
-from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.errors import RemoteError
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.remote_sampler import RemoteSampler
 from gym_rm.policy.rollout_batch import RolloutBatch
-from tests.policy.policy_runs import require_same_run, train
-
-
-@pytest.fixture(scope="module")
-def untied_server(vllm, servers, tmp_path_factory):
-    """Return a server of the embedded policy with an output layer of its own, which tests may kill."""
-    folder = tmp_path_factory.mktemp("untied")
-    source = servers["policy"].folder
-    model = AutoModelForCausalLM.from_pretrained(source)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    model.config.tie_word_embeddings = False
-    model.save_pretrained(folder / "policy")
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder / "policy")
-    server = Server(vllm, folder / "policy", folder / "log", "--logprobs-mode", "processed_logprobs")
-    try:
-        yield server.start().wait()
-    finally:
-        server.kill()
+from tests.policy.policy_runs import finished, require_same_run, train
 
 
 @pytest.fixture(autouse=True)
@@ -84,16 +67,22 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint(untied_server, 
     require_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_weights_that_cannot_be_loaded_are_an_error_at_once(untied_server, tmp_path):
-    """This stops vLLM 0.32: keep it the last test of its server."""
+def test_a_sharded_run_leaves_its_last_weights_in_the_server(chat_server, tmp_path):
+    finished(*options(chat_server, f"output={tmp_path / 'run'}", "optimizer.fsdp=true"), processes=2)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
     sampler = RemoteSampler(
-        untied_server.url,
-        model=str(untied_server.folder),
-        tokenizer=AutoTokenizer.from_pretrained(untied_server.folder),
+        chat_server.url,
+        model=str(chat_server.folder),
+        tokenizer=AutoTokenizer.from_pretrained(chat_server.folder),
         ends=[2],
-        save=lambda folder, weights: (folder / "model.safetensors").write_bytes(b"no weights"),
-        weights_folder=tmp_path,
-        max_new_tokens=4,
+        save=lambda folder, weights: None,
+        weights_folder=tmp_path / "none",
+        max_new_tokens=16,
     )
-    with pytest.raises(ConfigError, match=r"did not load the weights in .*version-00000001"):
-        sampler.update_weights({}, version=1)
+    prompt = np.arange(20, 40, dtype=np.int32)
+    for completion in sampler.sample([prompt] * 4, seeds=[1, 2, 3, 4]):
+        ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids])).long()
+        with torch.no_grad():
+            log_probs = model(ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+        expected = log_probs.gather(-1, ids[len(prompt) :, None])[:, 0].numpy()
+        np.testing.assert_allclose(completion.log_probs, expected, atol=1e-4)

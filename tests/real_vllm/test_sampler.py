@@ -6,9 +6,11 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from gym_rm.errors import ConfigError
 from gym_rm.policy.learner import Learner
+from gym_rm.policy.remote_sampler import RemoteSampler
 from gym_rm.policy.samplers import make_sampler
 from tests.policy.policy_runs import settings_of
 
@@ -76,8 +78,9 @@ def of(completions):
     return [(each.token_ids.tolist(), each.log_probs.tolist(), each.finished, each.text) for each in completions]
 
 
-def test_log_probabilities_are_the_trainers_before_and_after_a_large_update(trainer):
-    run = trainer()
+@pytest.mark.parametrize("server", ["chat_server", "untied_server"])
+def test_log_probabilities_are_the_trainers_before_and_after_a_large_update(trainer, server, request):
+    run = trainer(server=request.getfixturevalue(server))
     before = run.sample()
     assert run.largest_error(before) < 1e-4
     for seed in (1, 2):
@@ -137,3 +140,18 @@ def test_log_probabilities_at_another_temperature_are_an_error(trainer):
     run.sampler.temperature = 1.7
     with pytest.raises(ConfigError, match=r"has other log-probabilities .* --logprobs-mode"):
         run.sample()
+
+
+def test_weights_that_cannot_be_loaded_are_an_error_at_once(untied_server, tmp_path):
+    """This stops vLLM 0.32: keep it the last test of its server."""
+    sampler = RemoteSampler(
+        untied_server.url,
+        model=str(untied_server.folder),
+        tokenizer=AutoTokenizer.from_pretrained(untied_server.folder),
+        ends=[2],
+        save=lambda folder, weights: (folder / "model.safetensors").write_bytes(b"no weights"),
+        weights_folder=tmp_path,
+        max_new_tokens=4,
+    )
+    with pytest.raises(ConfigError, match=r"did not load the weights in .*version-00000001"):
+        sampler.update_weights({}, version=1)

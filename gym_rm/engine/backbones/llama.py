@@ -109,10 +109,14 @@ class Pass:
     kernels: bool
 
 
+def precise(x: Tensor) -> Tensor:
+    """Return x in float32, or as it is if its precision is no lower."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
 def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
     """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x, and float32 at least."""
-    precise = x[:1].to(torch.promote_types(x.dtype, torch.float32))
-    cos, sin = backbone.rotary_emb(precise, position_ids[None])
+    cos, sin = backbone.rotary_emb(precise(x[:1]), position_ids[None])
     return cos[0], sin[0]
 
 
@@ -166,7 +170,7 @@ def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 def _forward(backbone: Any, x: Tensor, shared: Pass, reads: Tensor | None, checkpointing: bool) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     if x.device.type == "cpu":  # sums of all layers lose most by rounding; on CUDA this would be 2 more passes a layer
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = precise(x)
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
@@ -342,7 +346,7 @@ def silu_times(gate: Tensor, up: Tensor, call: Call = _call) -> Tensor:
 
 
 def _silu_times(gate: Tensor, up: Tensor, call: Call = _call, inplace: bool = False) -> Tensor:
-    activated: Tensor = call(silu, gate.to(torch.promote_types(gate.dtype, torch.float32)), inplace=inplace)
+    activated: Tensor = call(silu, precise(gate), inplace=inplace)
     return activated.mul_(up).to(gate.dtype)
 
 

@@ -176,8 +176,8 @@ class Kernels(TorchDispatchMode):
 
 
 def kernels(num_layers):
-    """Return the number of kernels of a forward, without those of the attention."""
-    backbone = tiny_models.reward_model("qwen3", num_hidden_layers=num_layers).bfloat16().base_model
+    """Return the number of kernels of a forward in float32, without those of the attention."""
+    backbone = tiny_models.reward_model("qwen3", num_hidden_layers=num_layers).base_model
     with torch.inference_mode(), BatchInvariant():
         x = backbone.embed_tokens(torch.arange(16))
         rotary = rotary_positions(backbone, x, torch.arange(16))
