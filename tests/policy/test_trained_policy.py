@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from gym_rm.checks import model_source
 from gym_rm.errors import ConfigError
 from gym_rm.lora_settings import LoRASettings
-from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy
+from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import policy_batches
 from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from tests.policy.turns import batched_loss, difference, gradients, gsm8k_turns, plain, plain_loss, random_turns, turn
@@ -191,3 +191,23 @@ def test_a_missing_padding_token_is_filled_but_not_a_missing_template_or_base(fo
     refused(folder, "no chat template")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     refused(folder, "adapter")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("lora", [None, LoRASettings(rank=2)])
+def test_a_shared_weight_is_written_once_for_people_and_under_each_name_for_servers(lora, tied, tmp_path):
+    if lora:
+        pytest.importorskip("peft")
+    start = open_policy(str(tiny_models.save_policy(tmp_path / "start", "llama", tie_word_embeddings=tied)), lora=lora)
+    weights = {name: each.detach() + 0.5 for name, each in start.trained.named_parameters() if each.requires_grad}
+    written, loaded = {}, []
+    for once in (True, False):
+        folder = tmp_path / f"once-{once}"
+        save_policy(start, folder, weights, tied_once=once)
+        written[once] = load_file(folder / "model.safetensors")
+        loaded.append(open_policy(str(folder)).model.get_output_embeddings().weight)
+    name, head = "model.embed_tokens.weight", written[False]["lm_head.weight"]
+    assert all(head.equal(each) for each in loaded)
+    assert ("lm_head.weight" in written[True]) == (not tied)
+    assert head.equal(written[False][name]) == tied
+    assert head.equal(start.model.get_output_embeddings().weight) == bool(lora), "adapters leave the output layer"
