@@ -50,5 +50,5 @@ def test_the_verdict_of_one_token_is_that_of_the_forward_pass(chat_server, tmp_p
 
 def test_a_wrong_name_of_the_model_is_in_the_error(chat_server):
     judge = gym_rm.load_scorer(chat_server.url, kind="judge", name="another", max_retries=0)
-    with pytest.raises(ConfigError, match="another"):
+    with pytest.raises(ConfigError, match="has no model 'another'"):
         judge.score(GIVEN[:1])

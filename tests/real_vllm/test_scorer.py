@@ -10,7 +10,7 @@ import gym_rm
 from gym_rm.engine.text.control_tokens import spaced_messages
 from gym_rm.errors import ConfigError
 from gym_rm.server.serve import RewardServer
-from gym_rm.types import Prompt
+from gym_rm.types import Prompt, Provenance
 from scripts.record_vllm_replies import NO_PROMPT, ask
 from tests.checkpoints import CONVERSATIONS, conversation
 from tests.engine.text.tool_templates import tool
@@ -99,11 +99,8 @@ def test_a_chat_server_asked_for_rewards_says_what_it_serves(chat_server):
 
 def test_a_model_that_the_server_does_not_have_is_named_with_the_one_that_it_has(pooling_server):
     scorer = gym_rm.load_scorer(pooling_server.url)
-    made = dataclasses.replace(scorer.provenance, model="another")
-    scorer._protocol = dataclasses.replace(
-        scorer._protocol, served=dataclasses.replace(scorer._served, provenance=made)
-    )
-    scorer._served = scorer._protocol.served
+    scorer._served = dataclasses.replace(scorer._served, provenance=Provenance("vllm", "another"))
+    scorer._protocol = dataclasses.replace(scorer._protocol, served=scorer._served)
     with pytest.raises(ConfigError, match=rf"no rewards of 'another': it serves '{pooling_server.folder}'"):
         scorer.score(WRITTEN)
     scorer.close()
@@ -116,6 +113,7 @@ GREAT = {"role": "user", "content": [{"type": "text", "text": "vLLM is great!"}]
 EXAMPLES = [  # of vLLM's examples/pooling, which name the server's model
     ("/classify", {"input": BEGINNINGS}),
     ("/tokenize", {"prompt": BEGINNINGS[0]}),
+    ("/tokenize", {"messages": [GREAT]}),
     ("/pooling", {"input": "vLLM is great!"}),
     ("/pooling", {"messages": [GREAT]}),
     ("/score", {"queries": WHICH[0], "documents": CAPITALS[0]}),
@@ -137,9 +135,8 @@ def answer(server, path, body):
     """Return status and reply to a body that names the served model, without names and times."""
     model = ask(server.url, "/v1/models", None)["body"]["data"][0]["id"]
     reply = ask(server.url, path, {"model": model, **body})
-    told = {"id": str, "created": int, "model": str}
-    reply["body"] |= {name: kind(reply["body"][name]) and kind for name, kind in told.items() if name in reply["body"]}
-    return reply
+    told = reply["body"].keys() & {"id", "created", "model"}
+    return {**reply, "body": reply["body"] | {name: type(reply["body"][name]) for name in told}}
 
 
 def approximate(value):
