@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
-from vllm_servers import SETTINGS
+from vllm_servers import SECONDS, SETTINGS
 
 import gym_rm
 from tests.checkpoints import CONVERSATIONS, HIDDEN, conversation, save_with_heads
@@ -66,7 +66,8 @@ def values(vllm, folders, tmp_path_factory):
     (files / "requests").write_text(json.dumps(requests))
     script = Path(__file__).with_name("offline_values.py")
     command = [vllm / "bin" / "python", script, files / "requests", files / "values"]
-    done = subprocess.run(command, env=os.environ | SETTINGS | OFFLINE, capture_output=True, text=True)
+    environment = os.environ | SETTINGS | OFFLINE
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads((files / "values").read_text())
 
