@@ -203,7 +203,8 @@ def _reply(request: Request, body: PoolingBody, scores: Scores, entry: Callable[
     route = request.url.path.rpartition("/")[2]
     head = {"id": f"{route}-{body.request_id}", "object": "list", "created": int(time.time())}
     model = request.app.state.service.model_of(scores)
-    return json_response({**head, "model": model, "data": data, "usage": _usage(scores)})
+    usage = {**_usage(scores), "completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
+    return json_response({**head, "model": model, "data": data, "usage": usage})
 
 
 def _sglang_reply(body: ClassifyBody, scores: Scores, seconds: float) -> Response:
@@ -221,8 +222,7 @@ def _sglang_reply(body: ClassifyBody, scores: Scores, seconds: float) -> Respons
 
 def _usage(scores: Scores) -> dict[str, int]:
     """Return the numbers of tokens of a request, as OpenAI's routes name them."""
-    tokens = int(scores.num_tokens.sum())
-    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return dict.fromkeys(("prompt_tokens", "total_tokens"), int(scores.num_tokens.sum()))
 
 
 def _encoded(value: float, encoding_format: str) -> list[float] | str:

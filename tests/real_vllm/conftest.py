@@ -11,6 +11,7 @@ from vllm_servers import Server
 import gym_rm
 
 ASSETS = Path(gym_rm.__file__).parent / "assets"
+TOOLS = "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,8 @@ def servers(vllm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     for name in ("policy", "reward_model"):
         shutil.copytree(ASSETS / name, folder / name)
+    template = folder / "reward_model" / "chat_template.jinja"
+    template.write_text(TOOLS + template.read_text())
     started = {
         "policy": Server(vllm, folder / "policy", folder / "policy.log", "--logprobs-mode", "processed_logprobs"),
         "reward_model": Server(vllm, folder / "reward_model", folder / "reward.log", "--runner", "pooling"),

@@ -43,7 +43,8 @@ def test_classify_has_vllms_shape_and_a_sigmoid_by_default(model_client, rewards
     expected = {"index": 1, "label": "LABEL_0", "probs": [pytest.approx(sigmoid(rewards[0]))], "num_classes": 1}
     assert reply["data"][1] == expected
     tokens = 2 * len(embedded.renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"])
-    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == tokens
+    details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+    assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, **details}
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -154,6 +155,7 @@ def test_rerank_sorts_documents_by_the_scores_of_their_pairs(model_client, path)
         for each, text in zip(order, texts, strict=True)
     ]
     assert reply.keys() == {"id", "model", "usage", "results"}
+    assert reply["usage"].keys() == {"prompt_tokens", "total_tokens"}
     assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] > 0
 
 
