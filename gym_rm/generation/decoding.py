@@ -203,7 +203,7 @@ class LeanDecoder:
             hidden = places > self._now
             if window is not None:
                 hidden |= places <= self._now - window
-            self._biases[window] = torch.where(hidden[:, None], -torch.inf, 0.0).to(self._none.dtype)
+            self._biases[window] = torch.where(hidden[:, None], -torch.inf, 0.0).to(self._cos.dtype)
         return self._biases[window]
 
     def _logits(self, ids: Tensor, at: Tensor, attention: Attention, reads: Tensor | None = None) -> Tensor:

@@ -109,14 +109,9 @@ class Pass:
     kernels: bool
 
 
-def precise(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is if its precision is no lower."""
-    return x.float() if x.dtype.itemsize < 4 else x
-
-
 def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
-    """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x, and float32 at least."""
-    cos, sin = backbone.rotary_emb(precise(x[:1]), position_ids[None])
+    """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x."""
+    cos, sin = backbone.rotary_emb(x, position_ids[None])
     return cos[0], sin[0]
 
 
@@ -169,8 +164,8 @@ def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def _forward(backbone: Any, x: Tensor, shared: Pass, reads: Tensor | None, checkpointing: bool) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
-    if x.device.type == "cpu":  # sums of all layers lose most by rounding; on CUDA this would be 2 more passes a layer
-        x = precise(x)
+    if x.device.type == "cpu" and x.dtype.itemsize < 4:  # on CUDA, this would be two more passes over memory a layer
+        x = x.float()  # rounding the sum of all layers loses most
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
@@ -325,9 +320,7 @@ class Rotation(torch.autograd.Function):
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`; the result is rounded once."""
-    if states.dtype is not cos.dtype:
-        return _rotated(states.to(cos.dtype), cos, sin, sign).to(states.dtype)
+    """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`."""
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
     s = sin[:, None, :half]
@@ -338,16 +331,12 @@ def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
 
 
 def silu_times(gate: Tensor, up: Tensor, call: Call = _call) -> Tensor:
-    """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202), rounded once; gate is overwritten without gradients."""
+    """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202); gate is overwritten without gradients."""
     if not torch.is_grad_enabled():
-        return _silu_times(gate, up, call, inplace=True)
+        activated: Tensor = call(silu, gate, inplace=True)
+        return activated.mul_(up)
     product: Tensor = SiluTimes.apply(gate, up)  # type: ignore[no-untyped-call]
     return product
-
-
-def _silu_times(gate: Tensor, up: Tensor, call: Call = _call, inplace: bool = False) -> Tensor:
-    activated: Tensor = call(silu, precise(gate), inplace=inplace)
-    return activated.mul_(up).to(gate.dtype)
 
 
 class SiluTimes(torch.autograd.Function):
@@ -357,7 +346,7 @@ class SiluTimes(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """Return the product."""
         ctx.save_for_backward(gate, up)
-        return _silu_times(gate, up)
+        return silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -160,12 +160,11 @@ class TreeAttention:
             shares.append(call.sinks.to(shares[0].dtype).expand_as(shares[0]))
         result = attended[0]
         if len(shares) > 1:
-            weights = softmax(torch.stack(shares, dim=-1), dim=-1)
-            result = result.to(weights.dtype)
+            weights = softmax(torch.stack(shares, dim=-1), dim=-1).to(result.dtype)
             result = result * weights[..., :1] if torch.is_grad_enabled() else result.mul_(weights[..., :1])
             for number, other in enumerate(attended[1:], start=1):
                 result = result.addcmul_(other, weights[..., number, None])
-        return result.to(query.dtype)
+        return result
 
     @functools.cached_property
     def pages(self) -> Pages:

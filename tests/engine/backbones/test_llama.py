@@ -122,6 +122,21 @@ def test_an_activation_of_another_library_is_not_fused():
     assert forward_fingerprint(model.base_model) is None
 
 
+def test_bfloat16_is_nearer_to_float32_than_the_models_own_forward():
+    model = tiny_models.reward_model("qwen3", num_hidden_layers=24).bfloat16()
+    backbone, states = DecoderBackbone(model), {}
+    sequence = TokenSequence(np.arange(10, 90, dtype=np.int32), np.arange(79))
+    (tree,) = plan_trees([sequence], max_num_batched_tokens=1000).batches
+    with torch.inference_mode():
+        for fuse in (True, False):
+            backbone.use(fuse=fuse, kernels=False)
+            states[fuse] = backbone.hidden_states(tree)
+        exact = DecoderBackbone(model.float()).hidden_states(tree)
+    assert states[True].dtype is torch.bfloat16
+    errors = {fuse: (each.float() - exact).norm().item() for fuse, each in states.items()}
+    assert errors[True] < 0.8 * errors[False], errors
+
+
 def test_attention_to_later_tokens_is_not_fused():
     model = tiny_models.reward_model("qwen3")
     model.base_model.layers[0].self_attn.is_causal = False
