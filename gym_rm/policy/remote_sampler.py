@@ -259,7 +259,7 @@ class RemoteSampler:
     async def _load(self, *, only_if_lost: bool = False) -> None:
         deadline = asyncio.get_running_loop().time() + self._timeout
         folder = str(self._current)
-        if only_if_lost and await self._weight_version(deadline) == folder:
+        if await self._weight_version(deadline) == folder and only_if_lost:
             return
         self._tolerance = None
         bodies: dict[str, dict[str, Any]] = {
