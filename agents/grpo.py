@@ -103,7 +103,7 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
 
 def train_step(
     step: int,
-    roll_out: Callable[[], RolloutTable],
+    roll_out: Callable[[int], RolloutTable],
     learner: Learner,
     scorer: Scorer,
     settings: GRPOSettings,
@@ -111,7 +111,7 @@ def train_step(
 ) -> tuple[RolloutTable, np.ndarray, dict[str, Any]]:
     """Run one step of GRPO; return the rollouts of all ranks, the advantage of each `[B]`, and metrics."""
     # Sample a group of replies to each prompt, and step the environments, which score them: see `play`.
-    ours = roll_out()
+    ours = roll_out(step)
     if settings.env.sleep:
         scorer.sleep()  # type: ignore[attr-defined]
 
@@ -245,7 +245,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
                     raise
                 time.sleep(SECONDS_BETWEEN_CALLS)
 
-    def rollouts_of(step: int) -> RolloutTable:
+    def play_step(step: int) -> RolloutTable:
         """Return this rank's rollouts of a step."""
         table = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
@@ -254,6 +254,9 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
             others = play(envs, sampler, schedule.replacing(groups, step=step, attempt=attempt), timer)
             table = RolloutTable.joined([table, others])
         return table
+
+    def roll_out(step: int) -> RolloutTable:
+        return patiently(lambda: play_step(step))
 
     def measure() -> None:
         """Answer every held-out prompt once."""
@@ -277,7 +280,6 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
             measure()
         while stop is None and run.step < settings.steps:
             started = time.perf_counter()
-            roll_out = functools.partial(patiently, functools.partial(rollouts_of, run.step + 1))
             table, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
             run.step += 1
             metrics["phase_seconds"] = timer.take()
