@@ -200,7 +200,7 @@ class RemoteSampler:
         body = json.dumps(self._request(prompt.tolist(), seed)).encode()
         try:
             reply, _ = await self._client.send("/v1/completions", body, read=_parse, deadline=deadline)
-        except Refused as error:
+        except (Refused, NoSuchRoute) as error:
             raise ConfigError(f"row {row} ({len(prompt)} tokens): {self.url} refused it: {error}.") from error
         except RemoteError as error:
             raise RemoteError(f"row {row}: no completion: {error}") from error
@@ -259,7 +259,8 @@ class RemoteSampler:
     async def _load(self, *, only_if_lost: bool = False) -> None:
         deadline = asyncio.get_running_loop().time() + self._timeout
         folder = str(self._current)
-        if only_if_lost and await self._weight_version(deadline) == folder:
+        told = await self._weight_version(deadline)
+        if only_if_lost and told == folder:
             return
         self._tolerance = None
         bodies: dict[str, dict[str, Any]] = {
@@ -271,13 +272,13 @@ class RemoteSampler:
             send = functools.partial(self._client.send, path, json.dumps(body).encode(), deadline=deadline)
             try:
                 reply, _ = await send(read=_parse, max_retries=0)
-            except RemoteError as error:
-                if isinstance(error, NoSuchRoute) or "collective_rpc method failed" in str(error):
+            except (Refused, RemoteError) as error:
+                if isinstance(error, Refused | NoSuchRoute) or "collective_rpc method failed" in str(error):
                     raise self._refusal(error) from error
                 raise
-            except Refused as error:
-                raise self._refusal(error) from error
             if isinstance(reply, dict) and reply.get("success") is False:
+                if path == "/reset_prefix_cache":
+                    raise RemoteError(f"{self.url} cannot forget old prefixes while it answers another client.")
                 raise self._refusal(reply.get("message", reply))
 
     def _refusal(self, reason: Any) -> ConfigError:

@@ -259,11 +259,12 @@ def test_a_busy_server_is_asked_again_and_one_that_stays_broken_or_refuses_is_an
     for faults, error, message in (
         ([500] * 2, RemoteError, r"row 0: no completion: .*2 attempts failed.*status 500"),
         ([400], ConfigError, r"row 0 \(5 tokens\): http.* refused it: status 400"),
+        (["unknown_model"], ConfigError, r"row 0 \(5 tokens\): http.* refused it: .*`another` does not exist"),
     ):
         engine.faults = faults
         with pytest.raises(error, match=message):
             connect(max_retries=1).sample(rows, seeds=[0])
-    assert len(engine.requests) == 3 + 2 + 1
+    assert len(engine.requests) == 3 + 2 + 1 + 1
 
 
 def with_choice(**changes):
@@ -311,3 +312,14 @@ def test_a_failed_load_is_an_error_at_once(engine, connect):
     engine.change = lambda reply: {**reply, "success": False, "message": "shape mismatch"}
     with pytest.raises(ConfigError, match="shape mismatch"):
         connect().update_weights(dict(engine.model.named_parameters()), version=1)
+
+
+def test_weights_wait_until_a_server_that_others_use_can_forget_its_prefixes(engine, connect):
+    sampler = connect()
+    engine.change = lambda reply: {"success": False} if reply == {"success": True} else reply
+    with pytest.raises(RemoteError, match="while it answers another client"):
+        sampler.update_weights(dict(engine.model.named_parameters()), version=1)
+    assert engine.version == "default"
+    engine.change = lambda reply: reply
+    sampler.load_if_lost()
+    assert engine.version.endswith("version-00000001")
