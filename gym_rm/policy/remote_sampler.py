@@ -223,6 +223,8 @@ class RemoteSampler:
         """Return the completion of a reply. Raises an error of several types if something is missing or wrong."""
         (choice,) = reply["choices"]
         ids, log_probs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+        if reason == "abort":
+            raise RemoteError(f"{self.url} aborted a completion: it is being stopped, or was paused.")
         seen = choice.get("prompt_token_ids") or prompt.tolist()
         if seen != prompt.tolist():
             raise ValueError(f"the server completed another prompt, of {len(seen)} instead of {len(prompt)} tokens")

@@ -287,7 +287,7 @@ def with_choice(**changes):
         (with_choice(token_ids=lambda tokens: [10**6, *tokens[1:]]), "are not ids of the policy's"),
         (with_choice(token_ids=lambda tokens: []), "are not ids of the policy's"),
         (with_choice(token_ids=lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
-        (with_choice(finish_reason=lambda reason: "abort"), "finish_reason='abort'"),
+        (with_choice(finish_reason=lambda reason: "tool_calls"), "finish_reason='tool_calls'"),
         (with_choice(prompt_token_ids=lambda ids: [1, *ids]), "another prompt, of 6 instead of 5 tokens"),
         (lambda reply: [reply], "TypeError: .* may be too old"),
     ],
@@ -327,6 +327,13 @@ def test_weights_wait_until_a_server_that_others_use_can_forget_its_prefixes(eng
 
 
 def test_weights_are_not_sent_to_a_server_of_another_model(engine, connect):
-    with pytest.raises(ConfigError, match="does not serve 'another'; it tells .*'policy'"):
+    with pytest.raises(ConfigError, match=r"does not serve 'another'; it tells .*'policy'"):
         connect(model="another").update_weights(dict(engine.model.named_parameters()), version=1)
     assert "/collective_rpc" not in [path for path, _ in engine.requests]
+
+
+def test_a_server_that_is_stopped_in_a_completion_is_lost(engine, connect):
+    """A vLLM that gets SIGTERM ends all completions so, with status 200."""
+    engine.change = with_choice(finish_reason=lambda reason: "abort")
+    with pytest.raises(RemoteError, match="aborted a completion"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
