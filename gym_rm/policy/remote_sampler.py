@@ -126,10 +126,10 @@ class RemoteSampler:
             RemoteError: no answer.
         """
         self.expect(version)
+        self._remove_old()  # the disk may have room for one
         with atomic_folder(self._current) as unfinished:
             self._save(unfinished, weights)
         self._client.run(self._load())  # even if the server tells this folder: another run may have written it
-        self._remove_old()
 
     def expect(self, version: int) -> None:
         """Take note of weights of a version that another process writes and loads."""
@@ -138,7 +138,6 @@ class RemoteSampler:
     def load_if_lost(self) -> None:
         """Make the server load the last weights if it has others; raises as `update_weights` does."""
         self._client.run(self._load(only_if_lost=True))
-        self._remove_old()
 
     def close(self) -> None:
         """Close all connections and remove the folder of the weights; the server keeps those that it loaded."""
