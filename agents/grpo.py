@@ -227,19 +227,20 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     (sampler, update_weights), timer = make_sampler(settings, learner), PhaseTimer()
 
     def patiently(call: Callable[[], RolloutTable]) -> RolloutTable:
-        """Return what a call returns. If a server is lost, save, wait until it is back, and call again."""
+        """Return what a call returns. If it fails, save; if a server is lost, wait until it is back, and call again."""
         deadline = None
         while True:
             try:
                 update_weights()
                 return learner.agreed(call)
-            except GymRMError as error:
+            except (GymRMError, OSError) as error:
                 if deadline is None:
                     deadline = time.monotonic() + settings.sampling.timeout
                     if run.step:
                         run.save()
-                    words = f"step {run.step + 1} waits, {run.step} are saved: {escape(str(error))}"
-                    console.print(f"[yellow]{words}[/]", highlight=False)
+                    if isinstance(error, RemoteError):
+                        words = f"step {run.step + 1} waits, {run.step} are saved: {escape(str(error))}"
+                        console.print(f"[yellow]{words}[/]", highlight=False)
                 ends = learner.gathered([time.monotonic() > deadline or signal_heard() is not None])
                 if any(ends) or not isinstance(error, RemoteError):
                     raise

@@ -151,6 +151,8 @@ def _read_reply(body: bytes) -> ChatReply:
             raise KeyError("content")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidReply(f"no reply in {body[:80]!r}") from error
+    if reason == "abort":
+        raise InvalidReply("the server aborted it: it is being stopped, or was paused")
     if reason == "content_filter":
         return ChatReply(error="the server's content filter withheld the reply")
     try:

@@ -11,14 +11,14 @@ import base64
 import time
 import uuid
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.engine.text.messages import check_conversation, check_text
+from gym_rm.engine.text.messages import check_conversation, check_text, part_text
 from gym_rm.scores import Scores
 from gym_rm.server.request_bodies import NoFields, Objects, RequestBody, TextInput, Texts, TokenIds, TokenLists
 from gym_rm.server.responses import RequestError, failed_rows, json_response, raise_for_rows, sigmoid
@@ -26,6 +26,18 @@ from gym_rm.server.service import Service
 
 STARTED = int(time.time())
 INPUTS = ("messages", "prompt", "input", "text", "input_ids")  # fields of which a body has one
+
+
+def _joined_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the text parts of a message as vLLM does: by line breaks."""
+    for message in messages:
+        parts = message.get("content")
+        if isinstance(parts, list) and all(isinstance(each, dict) and each.get("type") == "text" for each in parts):
+            message["content"] = "\n".join(part_text(each) for each in parts)
+    return messages
+
+
+Messages: TypeAlias = Annotated[Objects, AfterValidator(_joined_parts)]
 
 
 class PoolingBody(RequestBody):
@@ -50,7 +62,7 @@ class PoolingBody(RequestBody):
     chat_template: None = None
     chat_template_kwargs: NoFields = None
     instruction: None = None
-    tools: None = None
+    tools: Annotated[Objects, Field(max_length=0)] | None = None
     media_io_kwargs: NoFields = None
     mm_processor_kwargs: NoFields = None
 
@@ -70,7 +82,7 @@ class InputBody(PoolingBody):
     """Body of `/pooling` and `/v1/embeddings`: rendered texts or token ids, or one conversation."""
 
     input: TextInput | None = None
-    messages: Objects | None = None
+    messages: Messages | None = None
     add_generation_prompt: Literal[False] = False
     task: Literal["classify"] | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -98,13 +110,14 @@ class RerankBody(PoolingBody):
     query: str
     documents: str | Texts
     top_n: int = Field(default=0, ge=0)
+    return_documents: bool | None = None  # of Jina and Cohere; vLLM always returns them
 
 
 class TokenizeBody(PoolingBody):
     """Body of `/tokenize`: a rendered text, or one conversation."""
 
     prompt: str | None = None
-    messages: Objects | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool | None = False
 

@@ -115,12 +115,12 @@ class ParallelModel:
 
         Raises:
             RemoteError: that of the first rank with an error was one.
-            GymRMError: it was another one.
+            GymRMError: it was another one; on that rank it may be an OSError.
         """
-        own: GymRMError | None = None
+        own: GymRMError | OSError | None = None
         try:
             result = call()
-        except GymRMError as error:
+        except (GymRMError, OSError) as error:
             own = error
         told = None if own is None else (isinstance(own, RemoteError), str(own))
         for rank, error_of_rank in enumerate(self.gathered([told])):

@@ -165,6 +165,12 @@ def test_a_withheld_reply_is_an_error(app):
     assert "content filter" in ask(app, "Hi")[0].error
 
 
+def test_a_reply_that_a_stopping_server_aborted_is_asked_for_again(app):
+    answers = iter([("He", "abort"), ("Hello", "stop")])
+    app.answer = lambda messages: next(answers)
+    assert ask(app, "Hi")[0].text == "Hello"
+
+
 def test_a_lone_surrogate_is_the_error_of_its_row(app):
     replies = ask(app, "\ud800", "Hi")
     assert "UTF-8" in replies[0].error

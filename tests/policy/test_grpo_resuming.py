@@ -88,13 +88,13 @@ def test_a_signal_saves_and_a_finished_run_is_not_trained_again(tmp_path, monkey
     require_same_run(tmp_path / "run", uninterrupted)
 
 
-def losing_the_server(monkeypatch, at_calls):
-    """Let these calls of the sampler fail as if a server were lost."""
+def losing_the_server(monkeypatch, at_calls, error=RemoteError):
+    """Let these calls of the sampler fail, as if a server were lost."""
     sample, calls = LocalSampler.sample, itertools.count(1)
 
     def lost(self, prompts, *, seeds):
         if next(calls) in at_calls:
-            raise RemoteError("no answer")
+            raise error("no answer")
         return sample(self, prompts, seeds=seeds)
 
     monkeypatch.setattr(LocalSampler, "sample", lost)
@@ -107,11 +107,13 @@ def test_a_lost_server_is_waited_for_and_changes_nothing(tmp_path, monkeypatch, 
     require_same_run(tmp_path / "run", uninterrupted)
 
 
-@pytest.mark.parametrize("call", [3, 4])  # in step 2, and of the held-out prompts after it
-def test_a_server_that_stays_away_ends_the_run_with_its_steps_saved(call, tmp_path, monkeypatch, uninterrupted):
+@pytest.mark.parametrize(  # in step 2, and of the held-out prompts after it
+    ("call", "error"), [(3, RemoteError), (4, RemoteError), (3, OSError)]
+)
+def test_what_stays_broken_ends_the_run_with_its_steps_saved(call, error, tmp_path, monkeypatch, uninterrupted):
     with monkeypatch.context() as patch:
-        losing_the_server(patch, range(call, 100))
-        with pytest.raises(RemoteError, match="no answer"):
+        losing_the_server(patch, range(call, 100), error)
+        with pytest.raises(error, match="no answer"):
             train(tmp_path / "run", "sampling.timeout=0.01")
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-0000000{call - 2}"]
     assert train(tmp_path / "run") is None

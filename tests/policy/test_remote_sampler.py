@@ -58,13 +58,14 @@ class Engine:
                 return recorded(fault) if isinstance(fault, str) else (fault, {"error": {"message": "too much"}})
             routes = {
                 "/v1/completions": self.completion,
+                "/v1/models": lambda body: {"object": "list", "data": [{"id": "other"}, {"id": "policy"}]},
                 "/collective_rpc": self.reload,
                 "/reset_prefix_cache": lambda body: recorded("reset_prefix_cache")[1],
                 "/update_weight_version": self.update_version,
                 "/weight_info": lambda body: recorded("weight_info")[1] | {"weight_version": self.version},
                 "/server_info": lambda body: {"vllm_config": f"model='policy', dtype=torch.{self.dtype}, seed=0"},
             }
-            known = path in routes and (self.has_routes_for_weights or path == "/v1/completions")
+            known = path in routes and (self.has_routes_for_weights or path.startswith("/v1/"))
             return (200, self.change(routes[path](body))) if known else recorded("no_route")
 
     def update_version(self, body):
@@ -181,7 +182,12 @@ def test_completions_are_those_of_the_servers_policy(engine, connect):
 
 def test_new_weights_reach_the_server_through_a_folder(engine, connect, tmp_path):
     model, calibrate = trainer(1)
-    sampler = connect(temperature=0.8, calibrate=calibrate, full_precision=True)
+
+    def save_alone(folder, weights):
+        assert list(tmp_path.glob("version-*")) == [], "the disk may have room for one"
+        save(folder, weights)
+
+    sampler = connect(temperature=0.8, calibrate=calibrate, full_precision=True, save=save_alone)
     rows = prompts(engine.tokenizer, (5,))
     for version in (1, 2):
         sampler.update_weights(dict(model.named_parameters()), version=version)
@@ -231,12 +237,12 @@ def test_weights_that_something_else_loaded_are_replaced(engine, connect, caplog
     assert "it loads them again, and samples again" in caplog.text
 
 
-@pytest.mark.parametrize(("dtype", "noticed"), [("float32", True), ("bfloat16", False)])
-def test_a_small_difference_is_noticed_where_nothing_is_rounded(engine, connect, dtype, noticed):
+@pytest.mark.parametrize(("dtype", "factor", "noticed"), [("float32", 1.01, True), ("bfloat16", 1.1, False)])
+def test_a_small_difference_is_noticed_where_nothing_is_rounded(engine, connect, dtype, factor, noticed):
     engine.dtype = dtype
     _, calibrate = trainer(0)
     with torch.no_grad():
-        engine.model.lm_head.weight *= 1.01
+        engine.model.lm_head.weight *= factor  # by 1.1, log-probabilities differ by 0.13 on average
     sampler = connect(temperature=0.8, calibrate=calibrate, full_precision=True)
     rows, seeds = prompts(engine.tokenizer, (5, 7, 9)), [0, 1, 2]
     if noticed:
@@ -259,11 +265,12 @@ def test_a_busy_server_is_asked_again_and_one_that_stays_broken_or_refuses_is_an
     for faults, error, message in (
         ([500] * 2, RemoteError, r"row 0: no completion: .*2 attempts failed.*status 500"),
         ([400], ConfigError, r"row 0 \(5 tokens\): http.* refused it: status 400"),
+        (["unknown_model"], ConfigError, r"row 0 \(5 tokens\): http.* refused it: .*`another` does not exist"),
     ):
         engine.faults = faults
         with pytest.raises(error, match=message):
             connect(max_retries=1).sample(rows, seeds=[0])
-    assert len(engine.requests) == 3 + 2 + 1
+    assert len(engine.requests) == 3 + 2 + 1 + 1
 
 
 def with_choice(**changes):
@@ -285,7 +292,7 @@ def with_choice(**changes):
         (with_choice(token_ids=lambda tokens: [10**6, *tokens[1:]]), "are not ids of the policy's"),
         (with_choice(token_ids=lambda tokens: []), "are not ids of the policy's"),
         (with_choice(token_ids=lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
-        (with_choice(finish_reason=lambda reason: "abort"), "finish_reason='abort'"),
+        (with_choice(finish_reason=lambda reason: "tool_calls"), "finish_reason='tool_calls'"),
         (with_choice(prompt_token_ids=lambda ids: [1, *ids]), "another prompt, of 6 instead of 5 tokens"),
         (lambda reply: [reply], "TypeError: .* may be too old"),
     ],
@@ -311,3 +318,27 @@ def test_a_failed_load_is_an_error_at_once(engine, connect):
     engine.change = lambda reply: {**reply, "success": False, "message": "shape mismatch"}
     with pytest.raises(ConfigError, match="shape mismatch"):
         connect().update_weights(dict(engine.model.named_parameters()), version=1)
+
+
+def test_weights_wait_until_a_server_that_others_use_can_forget_its_prefixes(engine, connect):
+    sampler = connect()
+    engine.change = lambda reply: {"success": False} if reply == {"success": True} else reply
+    with pytest.raises(RemoteError, match="while it answers another client"):
+        sampler.update_weights(dict(engine.model.named_parameters()), version=1)
+    assert engine.version == "default"
+    engine.change = lambda reply: reply
+    sampler.load_if_lost()
+    assert engine.version.endswith("version-00000001")
+
+
+def test_weights_are_not_sent_to_a_server_of_another_model(engine, connect):
+    with pytest.raises(ConfigError, match=r"does not serve 'another'; it tells .*'policy'"):
+        connect(model="another").update_weights(dict(engine.model.named_parameters()), version=1)
+    assert "/collective_rpc" not in [path for path, _ in engine.requests]
+
+
+def test_a_server_that_is_stopped_in_a_completion_is_lost(engine, connect):
+    """A vLLM that gets SIGTERM ends all completions so, with status 200."""
+    engine.change = with_choice(finish_reason=lambda reason: "abort")
+    with pytest.raises(RemoteError, match="aborted a completion"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])

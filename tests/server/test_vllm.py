@@ -161,7 +161,7 @@ def test_rerank_sorts_documents_by_the_scores_of_their_pairs(model_client, path)
 
 @pytest.mark.parametrize(("top_n", "size"), [(0, 2), (1, 1), (5, 2)])
 def test_rerank_returns_the_best_n(model_client, top_n, size):
-    body = {"query": QUESTION, "documents": REPLIES, "top_n": top_n}
+    body = {"query": QUESTION, "documents": REPLIES, "top_n": top_n, "return_documents": True}
     every = model_client.post("/rerank", json={**body, "top_n": 0}).json()["results"]
     assert model_client.post("/rerank", json=body).json()["results"] == every[:size]
 
@@ -206,7 +206,8 @@ NEUTRAL = json.loads(
     "max_tokens_per_query": [0], "max_tokens_per_doc": [0], "embed_dtype": ["float32"], "cache_salt": ["salt"],
     "endianness": ["native", "little"], "dimensions": [], "priority": [0, 1], "instruction": [], "chat_template": [],
     "chat_template_kwargs": [{}], "media_io_kwargs": [{}], "mm_processor_kwargs": [{}], "add_special_tokens": [true],
-    "continue_final_message": [false], "user": ["me"], "model": ["any/name"]}"""
+    "continue_final_message": [false], "user": ["me"], "model": ["any/name"],
+    "tools": [[]]}"""
 )
 NOT_NULL = {"priority", "embed_dtype", "endianness", "add_special_tokens", "continue_final_message"}
 NOT_NULL |= {"max_tokens_per_query", "max_tokens_per_doc"}
@@ -214,7 +215,7 @@ CHANGING = json.loads(
     """{"truncate_prompt_tokens": 5, "padding": "max_length", "max_tokens_per_query": 3, "max_tokens_per_doc": 3,
     "embed_dtype": "float16", "endianness": "big", "dimensions": 7, "instruction": "x", "chat_template": "{{ 7 }}",
     "chat_template_kwargs": {"a": 1}, "media_io_kwargs": {"image": {}}, "mm_processor_kwargs": {"a": 1},
-    "continue_final_message": true}"""
+    "continue_final_message": true, "tools": [{"type": "function"}]}"""
 )
 REQUESTS = [
     ("/classify", {"input": TEXT}),
@@ -255,6 +256,17 @@ def test_a_text_that_is_too_long_is_never_cut(serving, path, embedded):
         reply = client.post(path, json={**body, "truncate_prompt_tokens": -1, "truncation_side": "left"})
     assert reply.status_code == 400
     assert "more than max_length=40" in reply.json()["error"]["message"]
+
+
+def test_text_parts_of_a_message_are_joined_by_line_breaks(model_client):
+    written = chat("Which is larger,\n12 or 30?", "30.")
+    parts = [{"type": "text", "text": each} for each in ("Which is larger,", "12 or 30?")]
+    for path, key in (("/classify", "data"), ("/pooling", "data"), ("/tokenize", "tokens")):
+        one, two = (
+            model_client.post(path, json={"messages": [{"role": "user", "content": content}, written[1]]}).json()
+            for content in (written[0]["content"], parts)
+        )
+        assert two[key] == one[key]
 
 
 def test_pooling_sends_numbers_and_base64(model_client, rewards):

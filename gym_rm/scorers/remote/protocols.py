@@ -226,7 +226,7 @@ def classify_protocol(served: Served, source: str | None) -> ClassifyProtocol:
         raise ConfigError(f"SGLang needs token ids; pass tokenizer=, a folder or hub id ({missing}).")
     warn_once(
         f"{served.provenance.model!r} gets messages, not token ids ({missing}). Common control tokens in them get "
-        "spaces, but others can forge a turn; pass tokenizer=, a folder or hub id."
+        "spaces, but others can forge a turn, and tools are left out; pass tokenizer=, a folder or hub id."
     )
     return ClassifyProtocol(dataclasses.replace(served, max_conversations=1), None)
 
