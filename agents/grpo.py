@@ -277,20 +277,24 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
         view = stack.enter_context(LiveView(console, settings.steps, history=run.history()))
         signal_heard = stack.enter_context(heard_signals())
         stop = None
-        if run.step == 0 or (run.is_due(settings.eval.every) and run.measured < run.step):
-            measure()
-        while stop is None and run.step < settings.steps:
-            started = time.perf_counter()
-            table, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
-            run.step += 1
-            metrics["phase_seconds"] = timer.take()
-            seconds = time.perf_counter() - started
-            view.update(run.step, run.log_step(table.rollouts, advantages.tolist(), metrics, seconds=seconds))
-            if run.is_due(settings.eval.every):
+        try:
+            if run.step == 0 or (run.is_due(settings.eval.every) and run.measured < run.step):
                 measure()
-            stop = run.stop_for(signal_heard())
-            if stop is not None or run.is_due(settings.checkpoint.save_every or settings.eval.every):
-                run.save()
+            while stop is None and run.step < settings.steps:
+                started = time.perf_counter()
+                table, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
+                run.step += 1
+                metrics["phase_seconds"] = timer.take()
+                seconds = time.perf_counter() - started
+                view.update(run.step, run.log_step(table.rollouts, advantages.tolist(), metrics, seconds=seconds))
+                if run.is_due(settings.eval.every):
+                    measure()
+                stop = run.stop_for(signal_heard())
+                if stop is not None or run.is_due(settings.checkpoint.save_every or settings.eval.every):
+                    run.save()
+        except RemoteError:
+            if (stop := run.stop_for(signal_heard())) is None:
+                raise
         if stop is None:
             run.finish()
     return stop

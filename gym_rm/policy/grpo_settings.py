@@ -49,7 +49,7 @@ class SamplingSettings(Config):
     max_retries: NonNegativeInt = 5
     """How often a request to a server is sent again before the server counts as lost."""
     weights_folder: str | None = None
-    """Folder through which a server gets new weights; null for a folder in the run's own."""
+    """Folder of this run alone through which a server gets new weights; null for one in the run's own."""
 
 
 class RolloutEnvSettings(Config):

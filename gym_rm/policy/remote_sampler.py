@@ -126,7 +126,7 @@ class RemoteSampler:
             RemoteError: no answer.
         """
         self.expect(version)
-        self._remove_old()  # the disk may have room for one
+        self._remove_files()  # the disk may have room for one
         with atomic_folder(self._current) as unfinished:
             self._save(unfinished, weights)
         self._client.run(self._load())  # even if the server tells this folder: another run may have written it
@@ -142,12 +142,11 @@ class RemoteSampler:
     def close(self) -> None:
         """Close all connections and remove the folder of the weights; the server keeps those that it loaded."""
         self._client.close()
-        self._remove_old(all_of_them=True)
+        self._remove_files()
 
-    def _remove_old(self, *, all_of_them: bool = False) -> None:
-        for old in self._folder.glob("version-*"):
-            if all_of_them or old.absolute() != self._current:
-                shutil.rmtree(old, ignore_errors=True)
+    def _remove_files(self) -> None:
+        for folder in self._folder.glob("version-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _current(self) -> Path:

@@ -120,6 +120,15 @@ def test_what_stays_broken_ends_the_run_with_its_steps_saved(call, error, tmp_pa
     require_same_run(tmp_path / "run", uninterrupted)
 
 
+def test_a_signal_ends_the_waiting_for_a_lost_server(tmp_path, monkeypatch, uninterrupted):
+    with monkeypatch.context() as patch:
+        losing_the_server(patch, range(3, 100))
+        patch.setattr(grpo.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+        assert train(tmp_path / "run") is signal.SIGTERM
+    assert train(tmp_path / "run") is None
+    require_same_run(tmp_path / "run", uninterrupted)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
