@@ -15,26 +15,26 @@ ROOMS = {
     "adapters": 1_010,
     "cli": 1_610,
     "data": 2_400,
-    "engine": 12_110,
+    "engine": 12_140,
     "envs": 2_800,
     "evaluation": 3_580,
-    "generation": 1_540,
+    "generation": 1_520,
     "http_client": 420,
     "planning": 5_950,
-    "policy": 2_340,
+    "policy": 2_450,
     "reports": 2_550,
     "sandbox": 1_610,
-    "scorers": 8_220,
-    "server": 1_660,
+    "scorers": 8_290,
+    "server": 1_720,
     "testing": 770,
-    "training": 2_330,
+    "training": 2_340,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 46_900
+TESTS = 48_400
 """Lines of `tests/`."""
 
-PAGES = 21_150
+PAGES = 21_500
 """Words of `docs/` outside fenced code and comments."""
 
 
