@@ -178,7 +178,8 @@ class Benchmark:
         model.config.pad_token_id = self.tokenizer.pad_token_id or self.tokenizer.eos_token_id
         model.save_pretrained(self.reward_model)
         self.tokenizer.save_pretrained(self.reward_model)
-        self.scorer = functools.cache(functools.partial(gym_rm.load_scorer, str(self.reward_model), device="cpu"))
+        load: Callable[..., Any] = functools.partial(gym_rm.load_scorer, str(self.reward_model), device="cpu")
+        self.scorer = functools.cache(load)
 
     def start(self, folder: Path, threads: int, **options: Any) -> VLLM:
         torch.set_num_threads(threads)
@@ -202,7 +203,7 @@ class Benchmark:
             }
             first, seconds = alternate(methods, self.args.rounds)
             rewards, work = (
-                {"gym_rm": first["gym_rm"].rewards, "vLLM": np.float32(first["vLLM"])},
+                {"gym_rm": first["gym_rm"].rewards, "vLLM": np.array(first["vLLM"], dtype=np.float32)},
                 first["gym_rm"].workload,
             )
             of_case: dict[str, Any] = {"tokens": work.num_tokens, "unique tokens": work.unique_tokens, **seconds}
@@ -225,10 +226,12 @@ class Benchmark:
 
         def ours(rows: list[int], cache: int = 0) -> Rewards:
             scorer = self.scorer(dtype=dtype, prefix_cache_tokens=cache) if cache else self.scorer(dtype=dtype)
-            return scorer.score([conversations[row] for row in rows]).rewards
+            rewards: Rewards = scorer.score([conversations[row] for row in rows]).rewards
+            return rewards
 
         def theirs(rows: list[int], *, reset: bool = True) -> Rewards:
-            return np.float32(vllm.ask("classify", [ids[row] for row in rows], reset=reset).found)
+            found = vllm.ask("classify", [ids[row] for row in rows], reset=reset).found
+            return np.array(found, dtype=np.float32)
 
         return {
             "rows": len(ids),
@@ -251,7 +254,7 @@ class Benchmark:
             def ours() -> int:
                 return sum(len(one.token_ids) for one in sampler.sample(rows, seeds=range(len(rows))))  # noqa: B023
 
-            asked = {"replies": replies, "new_tokens": tokens, "ends": ends}
+            asked: dict[str, Any] = {"replies": replies, "new_tokens": tokens, "ends": ends}
             methods: Methods = {
                 "gym_rm": lambda: measured(ours),
                 "vLLM": lambda: vllm.ask("generate", ids, **asked),  # noqa: B023
