@@ -17,7 +17,7 @@ def processor_seconds() -> float:
 
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def classify(llm: Any, ids: list[list[int]]) -> list[float]:
