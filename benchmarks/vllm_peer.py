@@ -9,8 +9,9 @@ random weights.
 
 Where there was a choice, it favours vLLM. It gets token ids; gym_rm renders and tokenises each conversation in its
 time. Its prefix cache is empty before each measurement, and has blocks of 32 tokens where the table says so: by default
-they have 128 on a CPU, and share less. All of it runs in one process, which saves it the time of messages. It samples
-without seeds and writes no text. Both compute the log-probability of every token that they sample.
+they have 128 on a CPU, and share less. All of it runs in one process, which saves it messages and waiting in loops;
+`--processes` runs its usual three. It samples without seeds and writes no text. Both compute the log-probability of
+every token that they sample.
 
 Processor time is that of all threads and processes of a side. A row depends on its batch if it has other bits alone
 than in a batch, in another order, or when the prefix cache has it. The error of bfloat16 is the mean distance from the
@@ -51,9 +52,8 @@ SETTINGS = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-OPTIONS = {"dtype": "float32", "max_model_len": 2048, "distributed_executor_backend": "uni"}
+OPTIONS = {"dtype": "float32", "max_model_len": 2048}
 SHAPES = {
     "135M": {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "num_attention_heads": 9}
     | {"num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_152},
@@ -91,13 +91,17 @@ Methods = dict[str, Callable[[], Measured]]
 class VLLM:
     """A process of vLLM with one model, whose log is written to a file."""
 
-    def __init__(self, environment: Path, folder: Path, threads: int, **options: Any) -> None:
+    def __init__(self, environment: Path, folder: Path, threads: int, *, alone: bool, **options: Any) -> None:
+        settings = SETTINGS | {"OMP_NUM_THREADS": str(threads)}
+        if alone:
+            settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            options["distributed_executor_backend"] = "uni"
         command = [environment / "bin" / "python", "-P", Path(__file__).with_name("vllm_worker.py")]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [*map(str, command), json.dumps({"model": str(folder)} | OPTIONS | options)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1,
-            env=os.environ | SETTINGS | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | settings,
         )  # fmt: skip
         self.version: str = self._answer()["version"]
 
@@ -184,7 +188,7 @@ class Benchmark:
     def start(self, folder: Path, threads: int, **options: Any) -> VLLM:
         torch.set_num_threads(threads)
         self.scorer.cache_clear()  # a scorer is tried with the threads that it was loaded with
-        vllm = VLLM(self.args.vllm, folder, threads, **options)
+        vllm = VLLM(self.args.vllm, folder, threads, alone=not self.args.processes, **options)
         self.versions["vllm"] = vllm.version
         return vllm
 
@@ -281,6 +285,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=32, help="conversations per workload")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each side")
     parser.add_argument("--only", nargs="+", default=[""], help="run only cases whose name contains one of these")
+    parser.add_argument("--processes", action="store_true", help="run vLLM in its three processes, as a server does")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few rows, to try the script")
     args = workloads.parse_args(parser)
     args.vllm = args.vllm or environment()
