@@ -23,7 +23,14 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="NAME", help="write the numbers to benchmarks/results/NAME.json")
 
 
-def save(name: str | None, values: Mapping[str, Any], *, kind: str = "measured", peers: Sequence[str] = ()) -> None:
+def save(
+    name: str | None,
+    values: Mapping[str, Any],
+    *,
+    kind: str = "measured",
+    peers: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+) -> None:
     """Write the numbers of this process.
 
     Args:
@@ -31,6 +38,7 @@ def save(name: str | None, values: Mapping[str, Any], *, kind: str = "measured",
         values: numbers, or mappings of names to numbers or further mappings. Names have no slash.
         kind: `measured`, or `computed` for what would be the same on every machine.
         peers: packages to name besides. Those of `PEERS` that this process has imported are named anyway.
+        versions: of what ran in other processes, by name.
     """
     if name is None:
         return
@@ -46,7 +54,9 @@ def save(name: str | None, values: Mapping[str, Any], *, kind: str = "measured",
         "kind": kind,
         "date": date.today().isoformat(),
         "hardware": hardware(),
-        "versions": {"Python": platform.python_version()} | {each: _version(each) for each in packages},
+        "versions": {"Python": platform.python_version()}
+        | {each: _version(each) for each in packages}
+        | {**(versions or {})},
         "values": plain(values),
     }
     FOLDER.mkdir(exist_ok=True)
