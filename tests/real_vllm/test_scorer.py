@@ -9,7 +9,6 @@ from conftest import assistant, user
 import gym_rm
 from gym_rm.engine.text.control_tokens import spaced_messages
 from gym_rm.errors import ConfigError
-from gym_rm.server.serve import RewardServer
 from gym_rm.types import Prompt, Provenance
 from scripts.record_vllm_replies import NO_PROMPT, ask
 from tests.checkpoints import CONVERSATIONS, conversation
@@ -127,6 +126,8 @@ EXAMPLES = [  # of vLLM's examples/pooling, which name the server's model
 
 @pytest.fixture(scope="module")
 def ours(local):
+    from gym_rm.server.serve import RewardServer  # needs an extra
+
     with RewardServer(local, port=0) as server:
         yield server
 
