@@ -64,9 +64,10 @@ SCORING: dict[str, tuple[int, dict[str, Any]]] = {  # number of threads, and opt
     "compiled, prefix cache": (1, {}),
     "compiled, blocks of 32": (1, BLOCKS),
     "compiled, no prefix cache": (1, {"enable_prefix_caching": False}),
-    "eager, blocks of 32": (1, BLOCKS | {"enforce_eager": True}),
-    "compiled, blocks of 32, two threads": (2, BLOCKS),
     "compiled, blocks of 32, bfloat16": (1, BLOCKS | {"dtype": "bfloat16"}),
+    "eager, blocks of 32": (1, BLOCKS | {"enforce_eager": True}),
+    "compiled, prefix cache, two threads": (2, {}),
+    "compiled, blocks of 32, two threads": (2, BLOCKS),
 }
 SAMPLING = {  # prompts, replies to each, most tokens of a reply, and whether end tokens end it
     "4 x 8": (4, 8, 64, False),
