@@ -251,8 +251,7 @@ class RemoteSampler:
             reply, _ = await self._client.send("/weight_info", read=_parse, deadline=deadline)
         except NoSuchRoute as error:
             raise ConfigError(
-                f"{self.url} cannot tell or load weights ({error}); start vLLM (0.28 or later) with "
-                "VLLM_SERVER_DEV_MODE=1."
+                f"{self.url} cannot load weights ({error}); start vLLM (0.28 or later) with VLLM_SERVER_DEV_MODE=1."
             ) from error
         return reply.get("weight_version") if isinstance(reply, dict) else None
 
@@ -262,8 +261,9 @@ class RemoteSampler:
         if await self._weight_version(deadline) == folder and only_if_lost:
             return
         served, _ = await self._client.send("/v1/models", read=_parse, deadline=deadline)
-        if repr(self.model) not in str(served):  # weights of another model end vLLM 0.32
-            raise ConfigError(f"{self.url} does not serve {self.model!r}; it tells {served!r:.200}")
+        names = [each["id"] for each in served["data"]]
+        if self.model not in names:  # weights of another model end vLLM 0.32
+            raise ConfigError(f"{self.url} does not serve {self.model!r}, it serves {', '.join(names)}.")
         self._tolerance = None
         bodies: dict[str, dict[str, Any]] = {
             "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": folder}},
