@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import gym_rm
 
-SHARE = 1e-5  # of the largest score or logit
+SHARE = 3e-5  # of the largest score or logit
 QUESTION = {"role": "user", "content": "Is the last reply correct? Answer Yes or No."}
 
 
