@@ -1,7 +1,8 @@
 """Products with weights in the format of oneDNN, for float32 on a CPU.
 
-They are up to twice as fast as torch's own (a third for large batches), and a row's result has the same bits beside any
-number of other rows but none, and with any number of threads. Compilers of torch run the same two operations.
+They are up to twice as fast as torch's own (a third for large batches), and round about 1.5 times as much: up to 1,024
+terms are added in order, and in torch's 192. A row's result has the same bits beside any number of other rows but none,
+and with any number of threads. Compilers of torch run the same two operations.
 """
 
 from __future__ import annotations
