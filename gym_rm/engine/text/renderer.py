@@ -235,7 +235,7 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        if tools and not re.search(r"\btools\b", self._template.all_sources):
+        if tools and not self.input_format.policy and not re.search(r"\btools\b", self._template.all_sources):
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
                 "conversations without the list of tools that the policy may call."
