@@ -69,6 +69,11 @@ class Renderer:
             variables=settings.chat_template_kwargs or {},
         )
         self.chat_template = self._template.source
+        if self.chat_template is None:
+            warn_once(
+                f"{tokenizer.name_or_path!r} has no chat template: it reads all messages before the reply as one text, "
+                "joined by line breaks and without their roles, and the reply as the second text of the pair."
+            )
         self.template_hash = self._template.hash
         self.date = self._template.date
         self.max_length = settings.max_length
