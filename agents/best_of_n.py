@@ -27,7 +27,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
-from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, load_config
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, load_config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.errors import ConfigError
@@ -59,6 +59,9 @@ class BestOfNSettings(Config):
     """Tools that the policy may call: `calculator`, `python`, or `module:function`."""
     tool_options: dict[str, Any] = Field(default={})
     """Options of the tools: call_format, max_calls, timeout, max_result_length; see docs/tools.md."""
+    tools_in_system: Flag | None = None
+    """Write tools and calls as text into the messages, for a policy whose chat template does not write them. null for
+    an error then, false to go without, for a policy that knows its tools."""
     max_turns: PositiveInt | None = None
     """Most replies in an episode; null for 1, or 4 with tools. The last one is scored."""
     max_new_tokens: PositiveInt = 256
@@ -99,7 +102,7 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
     )
     indices = np.repeat(np.arange(len(prompts)), settings.n)
     batch = RolloutBatch(
-        PolicyRenderer(start.tokenizer),
+        PolicyRenderer(start.tokenizer, tools_in_system=settings.tools_in_system),
         indices,
         np.arange(len(indices)),
         group_size=settings.n,

@@ -62,6 +62,8 @@ SUM_WARNING = (
     "advantage.steps=sum pays for more steps: policies then split or pad their replies (PURE, arXiv 2504.15275). Watch "
     "steps_per_reply, or use advantage.steps=min."
 )
+SLOW_STEP = 60.0  # seconds, from which a step is worth a line before it begins
+PASSES = 6  # forwards that a token costs: sampled, measured under the policy and the reference, forward and backward
 SECONDS_BETWEEN_CALLS = 5.0  # of a server that was lost
 
 
@@ -314,6 +316,29 @@ def describe(
         f"seed {settings.seed}" + (f", resuming after step {step}" if step else ""),
         highlight=False,
     )
+    if learner.device.type == "cpu" and learner.world == 1 and (seconds := longest_step(settings, learner)) > SLOW_STEP:
+        env, longest = settings.env, settings.sampling.max_new_tokens
+        console.print(
+            f"[yellow]a step takes about {seconds / 60:.0f} minutes on this CPU without the reward model, if its "
+            f"{env.num_prompts} x {env.group_size} replies have {longest} tokens; less with a smaller env.num_prompts "
+            "or sampling.max_new_tokens[/]",
+            highlight=False,
+        )
+
+
+def longest_step(settings: GRPOSettings, learner: Learner) -> float:
+    """Return about how many seconds a step takes if all replies are as long as they may be, from a short forward."""
+    model, width = learner.start.model, 128
+    ids = torch.arange(2 * width).view(2, width) % model.config.vocab_size
+    seconds = []
+    with torch.no_grad():
+        for _ in range(2):
+            started = time.perf_counter()
+            model(ids)
+            seconds.append(time.perf_counter() - started)
+    env, turns = settings.env, settings.env.max_turns
+    tokens = env.num_prompts * env.group_size * turns * settings.sampling.max_new_tokens
+    return PASSES * tokens * min(seconds) / ids.numel()
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def audit(
         found = run_audit(
             scorer,
             audit_rows,
-            report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
+            report=lambda scored, known: bar.update(task, description=f"{scored:,} of {known:,} replies"),
         )
     values = found.as_dict()
     if as_json:

@@ -120,13 +120,16 @@ def default_rows(scorer: Scorer) -> int:
     return JUDGE_ROWS if is_judge(provenance_of(scorer)) else ROWS
 
 
-def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] = lambda scored: None) -> Audit:
+def run_audit(
+    scorer: Scorer, rows: AuditRows, *, report: Callable[[int, int], None] = lambda scored, known: None
+) -> Audit:
     """Audit a scorer.
 
     Args:
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
-        report: called with the number of replies that were scored until then.
+        report: called with the number of replies that were scored until then, and of those known to be needed: the
+            good ones, then also their changes.
 
     Raises:
         ConfigError: there are no scores of two good replies or of most changes.

@@ -83,7 +83,7 @@ class ReplyScores:
     Args:
         scorer: the scorer.
         rows: the rows.
-        report: called with the number of scored replies after every call of the scorer.
+        report: called with the numbers of scored replies and of all known so far, after every call of the scorer.
 
     Attributes:
         compares: whether replies are compared.
@@ -91,7 +91,7 @@ class ReplyScores:
     """
 
     def __init__(
-        self, scorer: Scorer, rows: Sequence[AuditRow], report: Callable[[int], None] = lambda scored: None
+        self, scorer: Scorer, rows: Sequence[AuditRow], report: Callable[[int, int], None] = lambda scored, known: None
     ) -> None:
         self._scorer = scorer
         self._rows = rows
@@ -112,7 +112,7 @@ class ReplyScores:
             batch = new[start : start + size]
             self._known.update(zip(batch, self._score(batch).tolist(), strict=True))
             self.scored += len(batch)
-            self._report(self.scored)
+            self._report(self.scored, self.scored + len(new) - start - len(batch))
         return np.array([self._known[reply] for reply in replies], dtype=np.float64)
 
     def _score(self, replies: Sequence[tuple[int, str]]) -> RewardArray:

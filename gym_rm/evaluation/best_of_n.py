@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.evaluation.bootstrap import FloatArray, Interval, ratio_samples, sample_interval
+from gym_rm.evaluation.bootstrap import FloatArray, Interval, ratio_samples, sample_interval, widened
 from gym_rm.evaluation.scored import ScoredComparisons
 
 
@@ -77,13 +77,16 @@ def curve_over_n(groups: Sequence[tuple[FloatArray, FloatArray]], ns: Sequence[i
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = (samples[:, last] - samples[:, -1]) / (samples[:, best] - samples[:, -1])
         recovered = sample_interval((means[last] - means[-1]) / (means[best] - means[-1]), shares)
+    intervals = [sample_interval(means[i], samples[:, i]) for i in range(len(ns))]
+    if all(np.isin(grades, (0, 1)).all() for _, grades in groups):  # shares of right replies
+        intervals = [widened(each, len(groups)) for each in intervals]
     return BestOfN(
         gold=gold,
         num_prompts=len(groups),
         num_failed=0,
         num_small=0,
         ns=tuple(ns),
-        picked=tuple(sample_interval(means[i], samples[:, i]) for i in range(len(ns))),
+        picked=tuple(intervals),
         oracle=tuple(means[len(ns) : 2 * len(ns)].tolist()),
         random=float(means[-1]),
         kl=tuple(kl_bound(n) for n in ns),

@@ -242,7 +242,10 @@ class _Estimate:
     def update(self) -> tuple[Instant, ...]:
         """Return the instants of an update: the end of the forward, both ends of the backward, the optimizer step."""
         shape, component = self.shape, self.component
-        of_update = rows_of_update(self.choice, self.workload) * self.length
+        rows = rows_of_update(self.choice, self.workload)
+        of_update = rows * self.length
+        if component.shared_prompts:
+            of_update -= (rows - math.ceil(rows / self.workload.group_size)) * self.workload.prompts.maximum
         tokens = min(float(self.choice.max_num_batched_tokens), of_update)
         layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora is not None)
         steps, text = layers.backward.of(tokens, self.length), "gradients inside a layer"

@@ -153,8 +153,12 @@ def _workload(settings: PlanSettings) -> StepWorkload:
 
 def _components(settings: PlanSettings, shapes: Mapping[str, ModelShape], *, on_cpu: bool) -> Iterator[Component]:
     generation = settings.generation
+    own = settings.critic is None and (on_cpu or generation.engine == "transformers")  # a run of `gym-rm grpo`
     for name, role, model in _models(settings):
-        yield _component(name, role, model, shapes[name], engine="training" if role.trains else "gym_rm")
+        shares = getattr(model, "shared_prompts", False)
+        shares = (own or role is Role.REWARD_TRAINING) if shares is None else shares
+        engine = "training" if role.trains else "gym_rm"
+        yield _component(name, role, model, shapes[name], engine=engine, shared_prompts=shares)
         if role is Role.POLICY:
             changes: dict[str, Any] = {"dtype": generation.dtype or ("float32" if on_cpu else "bfloat16")}
             if generation.engine == "transformers":

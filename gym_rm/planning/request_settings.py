@@ -111,8 +111,9 @@ class TrainingSettings(ComponentSettings):
     """Train low-rank adapters instead of all weights; they are planned for all linear layers."""
     gradient_checkpointing: AutoFlag = AUTO
     """Whether activations are computed again in the backward."""
-    shared_prompts: Flag = False
-    """Whether the replies to one prompt share its forward and backward."""
+    shared_prompts: AutoFlag = AUTO
+    """Whether the replies to one prompt share its forward and backward. `auto`: as `gym-rm grpo` and `gym-rm train` do
+    it, so not with a critic, nor for GPUs with generation by vllm."""
 
 
 class WorkloadSettings(Config):

@@ -78,6 +78,9 @@ class RolloutEnvSettings(Config):
     so is the answer after it."""
     tool_options: dict[str, Any] = Field(default={})
     """Options of the tools: call_format, max_calls, timeout, max_result_length; see docs/tools.md."""
+    tools_in_system: Flag | None = None
+    """Write tools and calls as text into the messages, for a policy whose chat template does not write them. null for
+    an error then, false to go without, for a policy that knows its tools."""
     reward_on: Literal["turn", "end"] = "turn"
     """`turn` scores every reply, `end` only the last one of an episode."""
     fallback_reward: Finite | None = None
@@ -212,6 +215,8 @@ class GRPOSettings(Config):
                 f"env.tools={self.env.tools} with env.max_turns=1: a call is a reply, after which none is left for the "
                 "answer; set env.max_turns to 2 or more"
             )
+        if self.env.tools_in_system and (form := self.env.tool_options.get("call_format", "hermes")) != "hermes":
+            raise ValueError(f"env.tools_in_system=true asks for calls of call_format='hermes', not {form!r}")
         if self.advantage.estimator == "gdpo" and (self.advantage.per_turn or self.advantage.overlong_buffer):
             raise ValueError(
                 "advantage.estimator='gdpo' compares the components of whole episodes, so advantage.per_turn and "

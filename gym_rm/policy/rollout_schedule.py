@@ -37,7 +37,7 @@ class RolloutSchedule:
         if env.num_prompts % world:
             raise ConfigError(f"env.num_prompts={env.num_prompts} must be a multiple of the {world} processes.")
         self._settings, self._num_prompts = settings, num_prompts
-        self._renderer = PolicyRenderer(learner.start.tokenizer)
+        self._renderer = PolicyRenderer(learner.start.tokenizer, tools_in_system=env.tools_in_system)
         share = env.num_prompts // world
         self._groups = np.arange(rank * share, (rank + 1) * share)
         self._held_out = np.arange(rank, num_held_out, world)

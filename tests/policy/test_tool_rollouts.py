@@ -24,6 +24,7 @@ PROMPTS = [replace(prompt, user_turns=(), answer="42") for prompt in test_rollou
 OPTIONS = (
     "env.max_turns=3",
     "env.reward_on=end",
+    "env.tools_in_system=false",
     "env.tools=[tests.policy.test_tool_rollouts:shout]",
     "env.tool_options={call_format: tests.policy.test_tool_rollouts:some_lengths}",
 )

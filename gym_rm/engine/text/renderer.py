@@ -69,6 +69,11 @@ class Renderer:
             variables=settings.chat_template_kwargs or {},
         )
         self.chat_template = self._template.source
+        if self.chat_template is None:
+            warn_once(
+                f"{tokenizer.name_or_path!r} has no chat template: it reads all messages before the reply as one text, "
+                "joined by line breaks and without their roles, and the reply as the second text of the pair."
+            )
         self.template_hash = self._template.hash
         self.date = self._template.date
         self.max_length = settings.max_length
@@ -235,7 +240,7 @@ class Renderer:
                     )
         if not self.input_format.generation_prompt or self.input_format.question is not None:
             warn_without_reply(conversation[-1]["role"])
-        if tools and not re.search(r"\btools\b", self._template.all_sources):
+        if tools and not self.input_format.policy and not re.search(r"\btools\b", self._template.all_sources):
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write tools, so the model reads "
                 "conversations without the list of tools that the policy may call."

@@ -58,7 +58,7 @@ def test_the_template_is_the_one_that_transformers_chooses(save, name, tools, tm
     assert rendered.input_ids.tolist() == expected(conversation)
     (turns,) = scored.encode_turns([conversation], [tools])
     assert [turn.input_ids.tolist() for turn in turns] == [expected(conversation[:2]), expected(conversation)]
-    (prompt,) = PolicyRenderer(tok, chat_template=name).prompts([conversation[:3]], [tools])
+    (prompt,) = PolicyRenderer(tok, chat_template=name, tools_in_system=False).prompts([conversation[:3]], [tools])
     assert prompt.tolist() == expected(conversation[:3], add_generation_prompt=True)
 
 
