@@ -30,8 +30,6 @@ def test_without_a_network_the_error_says_what_was_tried_and_nothing_is_left(off
     folder = tmp_path / "SmolLM2-135M-Instruct"
     folder.mkdir()
     (folder / "recipe").write_text("an older one")
-    with pytest.raises(
-        ConfigError, match=r"pass the folder of a model\.\nhub: .*no route\npackage index: no such index"
-    ):
+    with pytest.raises(ConfigError, match=r"pass the folder of a model\.\nhub: .*no route\npackage index: no index"):
         real_models.fetch("smollm2", tmp_path)
     assert list(tmp_path.iterdir()) == [folder]
