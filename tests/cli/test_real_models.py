@@ -14,9 +14,8 @@ def offline(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    monkeypatch.setattr(
-        subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1, stderr="no such index")
-    )
+    failed = SimpleNamespace(returncode=1, stderr="no index")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
 
 
 def test_a_folder_in_the_cache_is_used_again(offline, tmp_path):
