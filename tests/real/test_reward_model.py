@@ -1,5 +1,7 @@
 """SmolLM2 as a reward model: its rewards are those of plain transformers, with the same bits in every batch."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ def scorer(smollm2_reward_model):
 
 @pytest.fixture(scope="module")
 def conversations(hh_pairs, gsm8k_groups):
-    return [*plain.short(hh_pairs, 5), *gsm8k_groups[0]]
+    return [*plain.short(hh_pairs, 3, most=600), *gsm8k_groups[0][:2]]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -37,23 +39,23 @@ def test_a_reward_has_the_same_bits_in_every_batch(scorer, conversations):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_prefix_cache_changes_no_bit(smollm2_reward_model, conversations, dtype):
-    turns = [*conversations[0], user("Are you sure? Why?"), assistant("I am sure, because it is well known.")]
-    cached = gym_rm.load_scorer(str(smollm2_reward_model), device="cpu", dtype=dtype, prefix_cache_tokens=2000)
-    alone = gym_rm.load_scorer(str(smollm2_reward_model), device="cpu", dtype=dtype)
-    assert cached.score(conversations).rewards.tolist() == alone.score(conversations).rewards.tolist()
-    again, first = cached.score([turns, conversations[1]]), alone.score([turns, conversations[1]])
-    assert again.rewards.tolist() == first.rewards.tolist()
-    assert cached.executor.loaded.prefix_cache.reused_tokens > 50
+def test_a_prefix_cache_changes_no_bit(scorer, smollm2_reward_model, conversations, dtype):
+    load = functools.partial(gym_rm.load_scorer, str(smollm2_reward_model), device="cpu", dtype=dtype)
+    cached, scorer = load(prefix_cache_tokens=2000), scorer if dtype == "float32" else load()
+    further = [*conversations[0], user("Are you sure? Why?"), assistant("I am sure, because it is well known.")]
+    for group in (conversations[:2], [further, conversations[1]]):
+        scores = cached.score(group)
+        assert scores.rewards.tolist() == scorer.score(group).rewards.tolist()
+    assert scores.workload.reused_tokens > 50
 
 
 def test_a_dialogue_of_two_thousand_tokens(scorer, smollm2_reward_model, hh_pairs):
     turns = [message for pair in hh_pairs[:40] if len(pair[0]) % 2 == 0 for message in pair[0]]
     ends = np.cumsum([len(message["content"]) for message in turns])
     long = turns[: 2 * (int(np.searchsorted(ends, 9000)) // 2)]
-    scores = scorer.score([long, long[:-4]])
-    assert scores.num_tokens.max() > 2000
-    plain.assert_near(scores.rewards, plain.rewards(smollm2_reward_model, [long, long[:-4]]))
+    scores = scorer.score([long])
+    assert scores.num_tokens[0] > 2000
+    plain.assert_near(scores.rewards, plain.rewards(smollm2_reward_model, [long]))
 
 
 def test_an_adapter_is_merged(smollm2_reward_model, conversations, tmp_path):
@@ -64,7 +66,9 @@ def test_an_adapter_is_merged(smollm2_reward_model, conversations, tmp_path):
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **options)).eval()
     adapted.save_pretrained(tmp_path)
     scorer = gym_rm.load_scorer(str(tmp_path), device="cpu")
-    ids = [torch.from_numpy(each.input_ids.astype(np.int64))[None] for each in scorer.renderer.encode(conversations[:4])]
+    ids = [
+        torch.from_numpy(each.input_ids.astype(np.int64))[None] for each in scorer.renderer.encode(conversations[:4])
+    ]
     with torch.inference_mode():
         expected = np.array([adapted(input_ids=each).logits.item() for each in ids])
     plain.assert_near(scorer.score(conversations[:4]).rewards, expected)
