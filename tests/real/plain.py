@@ -38,10 +38,11 @@ def rewards(folder, conversations, *, padded=False):
 @torch.inference_mode()
 def log_probs(folder, conversation):
     """Return the log-probability of each token of the last reply, and of what the template writes after it."""
-    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(conversation[:-1], add_generation_prompt=True, return_dict=False)
     ids = torch.tensor(tokenizer.apply_chat_template(conversation, return_dict=False))
-    scores = model.float().eval()(input_ids=ids[None]).logits[0].log_softmax(-1)
+    scores = model(input_ids=ids[None]).logits[0].log_softmax(-1)
     return scores[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0].numpy()
 
 

@@ -12,6 +12,7 @@ import gym_rm
 from gym_rm.scorer import try_score
 from tests.real import plain
 
+FLOAT32 = {"device": "cpu", "dtype": "float32"}
 ASKED = "Is the last reply correct? Answer Yes or No."
 REPLIES = ["The capital of France is Paris.", "The capital of France is Rome.", "I like cheese."]
 
@@ -36,7 +37,7 @@ def other(smollm2, tmp_path_factory):
 
 
 def test_the_implicit_reward_is_the_log_ratio_of_two_models(smollm2, other, conversations):
-    scorer = gym_rm.load_scorer(str(smollm2), kind="implicit", reference=str(other), beta=0.1, device="cpu")
+    scorer = gym_rm.load_scorer(str(smollm2), kind="implicit", reference=str(other), beta=0.1, **FLOAT32)
     scores = scorer.score(conversations)
     policy, reference = (
         np.array([plain.log_probs(folder, each).sum() for each in conversations]) for folder in (smollm2, other)
@@ -47,9 +48,10 @@ def test_the_implicit_reward_is_the_log_ratio_of_two_models(smollm2, other, conv
 
 
 def test_the_generative_reward_is_the_log_odds_of_two_answers(smollm2, conversations):
-    scorer = gym_rm.load_scorer(str(smollm2), kind="generative", question=ASKED, answers=("Yes", "No"), device="cpu")
+    scorer = gym_rm.load_scorer(str(smollm2), kind="generative", question=ASKED, answers=("Yes", "No"), **FLOAT32)
     scores = scorer.score(conversations)
-    model, tokenizer = (kind.from_pretrained(smollm2) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
     yes, no = (tokenizer(answer, add_special_tokens=False)["input_ids"][0] for answer in ("Yes", "No"))
     expected = []
     for each in conversations:
@@ -61,7 +63,7 @@ def test_the_generative_reward_is_the_log_odds_of_two_answers(smollm2, conversat
 
 
 def test_a_judge_writes_what_generate_writes(smollm2, conversations):
-    judge = gym_rm.load_scorer(str(smollm2), kind="judge", marked=False, temperature=0, max_new_tokens=8, device="cpu")
+    judge = gym_rm.load_scorer(str(smollm2), kind="judge", marked=False, temperature=0, max_new_tokens=8, **FLOAT32)
     sample, seen = judge.model._sampler.sample, []
 
     def watched(rows, **options):

@@ -60,7 +60,7 @@ def test_a_dialogue_of_two_thousand_tokens(scorer, smollm2_reward_model, hh_pair
 
 def test_an_adapter_is_merged(smollm2_reward_model, conversations, tmp_path):
     peft = pytest.importorskip("peft")
-    base = AutoModelForSequenceClassification.from_pretrained(smollm2_reward_model)
+    base = AutoModelForSequenceClassification.from_pretrained(smollm2_reward_model, dtype=torch.float32)
     options = {"target_modules": ["q_proj", "v_proj", "down_proj"], "r": 8, "init_lora_weights": False}
     torch.manual_seed(0)
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **options)).eval()
