@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=CASES, choices=CASES, help="cases to run")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="models to score with")
-    parser.add_argument("--pairs", type=int, default=40, help="preference pairs; a tenth as many groups")
+    parser.add_argument("--pairs", type=int, default=40, help="preference pairs; fewer groups and prompts")
     parser.add_argument("--steps", type=int, default=2, help="steps of GRPO, of which the first is not counted")
     parser.add_argument("--vllm", type=Path, help="folder of the environment that has vLLM")
     parser.add_argument("--threads", type=int, default=1)
@@ -280,7 +280,7 @@ def main() -> None:
         if "grpo" in args.only:
             task = grpo.Task(
                 str(fetch("smollm2")), folders["SmolLM2"], str(workloads.DATA / "gsm8k_graded.jsonl.gz"),
-                num_prompts=2, max_new_tokens=32, learning_rate=1e-6, steps=args.steps,
+                num_prompts=max(1, args.pairs // 20), max_new_tokens=32, learning_rate=1e-6, steps=args.steps,
             )  # fmt: skip
             options = argparse.Namespace(
                 methods=["ours", "trl"], rounds=1, micro_batch=8, threads=args.threads, curves=False
