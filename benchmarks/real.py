@@ -188,7 +188,7 @@ def vllm(method: str, folder: str, args: argparse.Namespace, versions: dict[str,
     """Return what vLLM came to, in its environment."""
     args.vllm = args.vllm or vllm_peer.environment()
     options = {"runner": "pooling", "dtype": method.split(", ")[1]} | vllm_peer.BLOCKS
-    peer, tokenizer = vllm_peer.VLLM(args.vllm, Path(folder), args.threads, alone=True, **options), None
+    peer = vllm_peer.VLLM(args.vllm, Path(folder), args.threads, alone=True, **options)
     versions["vllm"], tokenizer = peer.version, AutoTokenizer.from_pretrained(folder)
     found: dict[str, Any] = {}
     for name, conversations in make_workloads(args, folder).items():
