@@ -17,7 +17,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_reward_runs.py
 
-.PHONY: demo test test-rest test-oldest test-vllm test-all lint docs docs-links clean
+.PHONY: demo test test-rest test-oldest test-real test-vllm test-all lint docs docs-links clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/gym-rm demo
@@ -33,6 +33,10 @@ test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported vers
 	$(VENV)-oldest/bin/python $(PYTEST) --dist loadfile -m 'not slow' $(OLDEST)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(PYTEST) --dist worksteal tests/engine/kernels
 	$(VENV)-oldest/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
+
+test-real: $(VENV)/extras ## run the tests with small real models, which are fetched once into ~/.cache/gym_rm (630 MB)
+	-$(VENV)/bin/python scripts/real_models.py
+	$(VENV)/bin/python $(PYTEST) --dist loadfile -m real tests/real
 
 test-vllm: $(VENV)/extras ## run the tests against a real vLLM for CPUs, which is installed once into ~/.cache/gym_rm (3.4 GB)
 	vllm=$$(PYTHON=$(VENV)/bin/python scripts/vllm_environment.sh) && \

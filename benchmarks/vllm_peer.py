@@ -229,8 +229,8 @@ class Benchmark:
     def depend(self, vllm: VLLM, dtype: str, conversations: list[Conversation], ids: list[list[int]]) -> dict[str, int]:
         """Return the number of rows whose bits depend on the batch."""
 
-        def ours(rows: list[int], cache: int = 0) -> Rewards:
-            scorer = self.scorer(dtype=dtype, prefix_cache_tokens=cache) if cache else self.scorer(dtype=dtype)
+        def ours(rows: list[int], **options: int) -> Rewards:
+            scorer = self.scorer(dtype=dtype, **options)
             rewards: Rewards = scorer.score([conversations[row] for row in rows]).rewards
             return rewards
 
@@ -238,11 +238,9 @@ class Benchmark:
             found = vllm.ask("classify", [ids[row] for row in rows], reset=reset).found
             return np.array(found, dtype=np.float32)
 
-        # In bfloat16 the trial at load refuses a prefix cache for deep models: none is used.
-        cached = functools.partial(ours, cache=100_000) if dtype == "float32" else ours
         return {
             "rows": len(ids),
-            "gym_rm": moved(ours, cached, len(ids)),
+            "gym_rm": moved(ours, functools.partial(ours, prefix_cache_tokens=100_000), len(ids)),
             "vLLM": moved(theirs, functools.partial(theirs, reset=False), len(ids)),
         }
 

@@ -205,10 +205,11 @@ class _Trial:
         return ladder
 
     def run_without_cache(self, plan: BatchPlan, forward: Forward) -> FloatArray:
-        """Return the values of a plan, without what plans before it left in the prefix cache."""
+        """Return the values of a plan, of which nothing stays in the prefix cache: its positions may be wrong ones."""
+        values = self.run(plan, forward)
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
-        return self.run(plan, forward)
+        return values
 
     def run(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         """Return the hidden states and values of a plan."""

@@ -98,3 +98,9 @@ def test_a_wrong_prefix_cache_is_refused():
     LocalExecutor().load(LoadSpec(model, HEAD, prefix_cache_tokens=2000))
     with mock.patch.object(KnownPrefixes, "complete", rolled), pytest.raises(ConfigError, match="prefix_cache_tokens"):
         LocalExecutor().load(LoadSpec(model, HEAD, prefix_cache_tokens=2000))
+
+
+def test_a_prefix_cache_is_tried_without_the_wrong_positions_of_the_trial():
+    model = tiny_models.reward_model("qwen3").to(torch.bfloat16)  # in low precision, the trial runs wrong positions
+    info = LocalExecutor().load(LoadSpec(model, HEAD, prefix_cache_tokens=2000))
+    assert (info.fused, info.batch_invariance) == (True, "bit-equal")
