@@ -73,7 +73,9 @@ class CheckedConversations:
         error = np.nan_to_num(np.abs(got - plain), nan=np.inf).mean() / spread
         groups = itertools.groupby(range(len(rows)), key=lambda k: self.prompts[rows[k]])
         pairs = [pair for _, group in groups for pair in itertools.combinations(group, 2)]
-        kept = [(plain[a] > plain[b]) == (got[a] > got[b]) and got[a] != got[b] for a, b in pairs if plain[a] != plain[b]]
+        kept = [
+            (plain[a] > plain[b]) == (got[a] > got[b]) and got[a] != got[b] for a, b in pairs if plain[a] != plain[b]
+        ]
         return Fidelity(float(error), len(kept), kept.count(False), len(rows), dtype)
 
 
@@ -91,7 +93,9 @@ def require_fidelity(found: Fidelity, name: str, changes: Mapping[str, str]) -> 
     if found.mean_error is None or found.mean_error <= WARNED_ABOVE:
         return
     advice = "; ".join(changes.values()) or "pass tree=False, and please report it"
-    text = f"{name}, loaded with {' and '.join(changes) or 'its own precision'}, has other scores than its files: {found}"
+    text = (
+        f"{name}, loaded with {' and '.join(changes) or 'its own precision'}, has other scores than its files: {found}"
+    )
     if found.mean_error > REFUSED_ABOVE:
         raise ConfigError(f"{text}; at most {REFUSED_ABOVE} is accepted: {advice}. check=False loads it unchecked.")
     logger.warning("%s; usual is less than %s. For smaller errors: %s.", text, WARNED_ABOVE, advice)
