@@ -73,10 +73,8 @@ class CheckedConversations:
         error = np.nan_to_num(np.abs(got - plain), nan=np.inf).mean() / spread
         groups = itertools.groupby(range(len(rows)), key=lambda k: self.prompts[rows[k]])
         pairs = [pair for _, group in groups for pair in itertools.combinations(group, 2)]
-        kept = [
-            (plain[a] > plain[b]) == (got[a] > got[b]) and got[a] != got[b] for a, b in pairs if plain[a] != plain[b]
-        ]
-        return Fidelity(float(error), len(kept), kept.count(False), len(rows), dtype)
+        kept = [np.sign(plain[a] - plain[b]) == np.sign(got[a] - got[b]) for a, b in pairs if plain[a] != plain[b]]
+        return Fidelity(float(error), len(kept), len(kept) - int(sum(kept)), len(rows), dtype)
 
 
 def require_fidelity(found: Fidelity, name: str, changes: Mapping[str, str]) -> None:
