@@ -139,9 +139,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How far scores are, on some conversations, from those of the plain forward at the precision of the stored weights.
+    """How far the scores of some conversations are from the plain forward at the precision of the stored weights.
 
-    It was measured for the weights that were loaded, and not again after `update_weights`.
+    It holds for the weights that were loaded; `update_weights` does not measure it again.
 
     Attributes:
         mean_error: mean absolute difference, divided by the standard deviation of the plain forward's scores.

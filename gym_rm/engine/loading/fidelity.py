@@ -78,22 +78,12 @@ class CheckedConversations:
 
 
 def require_fidelity(found: Fidelity, name: str, changes: Mapping[str, str]) -> None:
-    """Warn of a large error of a model's scores, and refuse a very large one.
-
-    Args:
-        found: what was measured.
-        name: name of the model.
-        changes: what the load changes of the stored weights, and what to set instead.
-
-    Raises:
-        ConfigError: the mean error is above `REFUSED_ABOVE`.
-    """
+    """Warn of a large error of a model's scores; raise ConfigError for a very large one. `changes` say what to set."""
     if found.mean_error is None or found.mean_error <= WARNED_ABOVE:
         return
     advice = "; ".join(changes.values()) or "pass tree=False, and please report it"
-    text = (
-        f"{name}, loaded with {' and '.join(changes) or 'its own precision'}, has other scores than its files: {found}"
-    )
+    setting = " and ".join(changes) or "its own precision"
+    text = f"{name} with {setting} has other scores than its stored weights: {found}"
     if found.mean_error > REFUSED_ABOVE:
         raise ConfigError(f"{text}; at most {REFUSED_ABOVE} is accepted: {advice}. check=False loads it unchecked.")
     logger.warning("%s; usual is less than %s. For smaller errors: %s.", text, WARNED_ABOVE, advice)
