@@ -65,8 +65,9 @@ class EngineOptions(Config):
     """Number of tokens whose keys and values are kept across calls, so that the next turn of a dialogue computes only
     its new tokens; 0 turns the prefix cache off. Scores do not change."""
     check: Any = True
-    """Compare scores of 20 conversations at load with those of the stored weights in the plain forward, and refuse a
-    model that is far from them (`Provenance.fidelity`); a file of comparisons for yours; False to skip this."""
+    """Compare scores of 16 conversations at load with those of the stored weights in the plain forward, and refuse a
+    model that is far from them (`Provenance.fidelity`). A file of pairs (JSON lines with `prompt`, `chosen`,
+    `rejected`) for yours; False to skip this."""
 
 
 class RewardModelScorer:

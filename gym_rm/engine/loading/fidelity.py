@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +19,14 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from gym_rm.data.comparisons import load_comparisons
 from gym_rm.engine.kinds import Kind
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model
 from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConfigError, ConversationError, logger
+from gym_rm.errors import ConfigError, ConversationError, brief, logger
 from gym_rm.scores import FloatArray
-from gym_rm.types import Fidelity
+from gym_rm.types import Conversation, Fidelity
 
 SHIPPED = Path(__file__).parents[2] / "assets" / "fidelity.jsonl"
 # Of `Fidelity.mean_error`: bfloat16 of float32 weights has 0.01 to 0.05, 8-bit products that lose outliers 0.33.
@@ -50,13 +50,16 @@ class CheckedConversations:
 
     @classmethod
     def render(cls, source: Any, kind: Kind, renderer: Renderer, judged: JudgedOptions) -> CheckedConversations | None:
-        """Render comparisons, without those that cannot be scored: True for the shipped ones, False for None."""
+        """Render a file of pairs, without conversations that cannot be scored: True for the shipped one, False for None.
+
+        Raises:
+            ConfigError: the file cannot be read, or a line has no `prompt`, `chosen` and `rejected`.
+        """
         if source is False:
             return None
         found: list[tuple[TokenSequence, int]] = []
-        for prompt, each in enumerate(load_comparisons(SHIPPED if source is True else source).comparisons):
-            replies = judged.read(each.conversations, None)[0]
-            for row in renderer.encode(replies, [each.tools] * len(replies)):
+        for prompt, pair in enumerate(_read_pairs(SHIPPED if source is True else source)):
+            for row in renderer.encode(judged.read(pair, None)[0]):
                 with contextlib.suppress(ConversationError):
                     if not isinstance(row, ConversationError):
                         positions = kind.read_positions(row)
@@ -75,6 +78,19 @@ class CheckedConversations:
         pairs = [pair for _, group in groups for pair in itertools.combinations(group, 2)]
         kept = [np.sign(plain[a] - plain[b]) == np.sign(got[a] - got[b]) for a, b in pairs if plain[a] != plain[b]]
         return Fidelity(float(error), len(kept), len(kept) - int(sum(kept)), len(rows), dtype)
+
+
+def _read_pairs(file: Any) -> list[list[Conversation]]:
+    try:
+        rows = [json.loads(line) for line in Path(file).expanduser().read_text("utf-8").splitlines() if line.strip()]
+        asked = [[{"role": "user", "content": p}] if isinstance(p := row["prompt"], str) else p for row in rows]
+        replies = [[{"role": "assistant", "content": row[k]} for k in ("chosen", "rejected")] for row in rows]
+        return [[[*prompt, reply] for reply in pair] for prompt, pair in zip(asked, replies, strict=True)]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            "check must be True, False, or a file with a JSON object in each line: prompt (a text or messages), chosen "
+            f"and rejected (texts); got {file!r:.200}: {brief(error)}."
+        ) from error
 
 
 def require_fidelity(found: Fidelity, name: str, changes: Mapping[str, str]) -> None:

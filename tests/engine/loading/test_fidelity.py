@@ -85,3 +85,12 @@ def test_flips_ties_and_lost_scores():
     assert compare([1, np.nan, 3, 4], [1, 2, 3, 4]).mean_error == float("inf")
     assert compare([1, 2, 3, 4], [1, np.nan, 3, 4]).conversations == 3
     assert compare([1, 2, 3, 4], [np.nan] * 4).not_measured
+
+
+def test_a_file_of_other_pairs_is_read_and_a_malformed_one_refused(saved_model, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "Hello?", "chosen": "Good day.", "rejected": "No."}))
+    assert gym_rm.load_scorer(saved_model(), check=file).provenance.fidelity.pairs == 1
+    with pytest.raises(ConfigError, match=r"check must be True, False, or a file .* KeyError: 'prompt'"):
+        file.write_text('{"text": "Hello"}')
+        gym_rm.load_scorer(saved_model(), check=str(file))
