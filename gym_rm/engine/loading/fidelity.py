@@ -50,7 +50,7 @@ class CheckedConversations:
 
     @classmethod
     def render(cls, source: Any, kind: Kind, renderer: Renderer, judged: JudgedOptions) -> CheckedConversations | None:
-        """Render a file of pairs, without conversations that cannot be scored: True for the shipped one, False for None.
+        """Render a file of pairs, without conversations that have no score: True for the shipped one, False for None.
 
         Raises:
             ConfigError: the file cannot be read, or a line has no `prompt`, `chosen` and `rejected`.

@@ -91,6 +91,6 @@ def test_a_file_of_other_pairs_is_read_and_a_malformed_one_refused(saved_model, 
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"prompt": "Hello?", "chosen": "Good day.", "rejected": "No."}))
     assert gym_rm.load_scorer(saved_model(), check=file).provenance.fidelity.pairs == 1
+    file.write_text('{"text": "Hello"}')
     with pytest.raises(ConfigError, match=r"check must be True, False, or a file .* KeyError: 'prompt'"):
-        file.write_text('{"text": "Hello"}')
         gym_rm.load_scorer(saved_model(), check=str(file))
