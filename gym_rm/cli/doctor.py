@@ -156,7 +156,7 @@ def _self_test() -> Findings:
     promised = scores.provenance.batch_invariance if scores.provenance else None
     text = f"its bits beside other conversations are {'equal' if equal else 'others'}; checked at load: {promised}"
     yield OK if equal else PROBLEM if promised == "bit-equal" else WARNING, text
-    yield OK, f"its fidelity: {scorer.provenance.fidelity}"
+    yield OK, f"its fidelity: {scores.provenance.fidelity if scores.provenance else None}"
     envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=lambda conversations: [1.0] * len(conversations))
     envs.reset(seed=0)
     rewards = envs.step(("It is 30.", "It is 12."))[1].tolist()

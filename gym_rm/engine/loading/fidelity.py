@@ -83,8 +83,12 @@ class CheckedConversations:
 def _read_pairs(file: Any) -> list[list[Conversation]]:
     try:
         rows = [json.loads(line) for line in Path(file).expanduser().read_text("utf-8").splitlines() if line.strip()]
-        asked = [[{"role": "user", "content": p}] if isinstance(p := row["prompt"], str) else p for row in rows]
-        replies = [[{"role": "assistant", "content": row[k]} for k in ("chosen", "rejected")] for row in rows]
+        asked: list[Any] = [
+            [{"role": "user", "content": p}] if isinstance(p := row["prompt"], str) else p for row in rows
+        ]
+        replies: list[Any] = [
+            [{"role": "assistant", "content": row[k]} for k in ("chosen", "rejected")] for row in rows
+        ]
         return [[[*prompt, reply] for reply in pair] for prompt, pair in zip(asked, replies, strict=True)]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
