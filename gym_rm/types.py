@@ -138,6 +138,40 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Fidelity:
+    """How far the scores of some conversations are from the plain forward at the precision of the stored weights.
+
+    It holds for the weights that were loaded; `update_weights` does not measure it again.
+
+    Attributes:
+        mean_error: mean absolute difference, divided by the standard deviation of the plain forward's scores.
+        pairs: number of pairs of replies to the same prompt.
+        flips: number of pairs that are in another order.
+        conversations: number of conversations with a score.
+        dtype: precision of the plain forward: the stored one, or that of the scores if it is higher.
+        not_measured: why there are no numbers; None if there are.
+    """
+
+    mean_error: float | None = None
+    pairs: int = 0
+    flips: int = 0
+    conversations: int = 0
+    dtype: str | None = None
+    not_measured: str | None = None
+
+    def __str__(self) -> str:
+        if self.mean_error is None:
+            return f"not measured: {self.not_measured}"
+        return (
+            f"mean error {self.mean_error:.2g} of the spread of the scores of {self.conversations} conversations, "
+            f"{self.flips} of {self.pairs} pairs in another order than in {self.dtype}"
+        )
+
+
+NOT_CHECKED = Fidelity(not_measured="nothing was compared (check=False)")
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """How scores were computed, to find out why two runs have different scores.
 
@@ -156,6 +190,7 @@ class Provenance:
         batch_invariance: `"bit-equal"` if, in a check at load, the values of a text had the same bits in every batch.
             Otherwise, for example, `"within 1.2e-07"`: the largest difference, relative to the largest value.
         rows: numbers of rows of the matrix products: `"multiples of 16"`, or what the hardware needs for the same bits.
+        fidelity: how far scores are from those of the stored weights, see `Fidelity`; None without weights.
         torch, transformers: versions of these libraries.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).
     """
@@ -170,6 +205,7 @@ class Provenance:
     attention: str | None = None
     batch_invariance: str | None = None
     rows: str | None = None
+    fidelity: Fidelity | None = None
     torch: str | None = None
     transformers: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,9 @@ import numpy as np
 import typer
 
 import gym_rm
+from gym_rm.cli.scorer_arguments import Options, RewardModel, ScorerArguments
 from gym_rm.errors import ConfigError, brief
+from gym_rm.scorer import provenance_of
 
 Findings: TypeAlias = Iterator[tuple[str, ...]]  # marks, what was found, and perhaps what to do about it
 
@@ -30,8 +32,12 @@ def doctor(
     replay: Annotated[
         Path | None, typer.Option(help="Run a batch again that GYM_RM_SAVE_FAILED saved, and nothing else.")
     ] = None,
+    reward_model: RewardModel = None,
+    option: Options = None,
 ) -> None:
     """Show what is installed and what works on this machine, and what to do about the rest.
+
+    With --reward-model, also load it, and show how far its scores are from those of its stored weights.
 
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
@@ -39,6 +45,8 @@ def doctor(
         raise typer.Exit(not _tell("replay", _replay(replay)))
     parts = (_versions, _devices, _sandbox, _debugging, _self_test)
     worked = [_tell(part.__name__.strip("_").replace("_", " "), part(), REPORT) for part in parts]
+    if reward_model is not None:
+        worked.append(_tell("reward model", _reward_model(ScorerArguments.parse(reward_model, option))))
     raise typer.Exit(not all(worked))
 
 
@@ -129,6 +137,13 @@ def _replay(file: Path) -> Findings:
         yield OK, f"{result.values.size} values, all finite, from {low:.4g} to {high:.4g}"
 
 
+def _reward_model(arguments: ScorerArguments) -> Findings:
+    made = provenance_of(arguments.load())
+    found = None if made is None else made.fidelity
+    measured = found is not None and found.mean_error is not None
+    yield OK if measured else WARNING, f"{made and made.model}: {found or 'has no weights here'}"
+
+
 def _self_test() -> Findings:
     import gymnasium as gym
 
@@ -141,6 +156,7 @@ def _self_test() -> Findings:
     promised = scores.provenance.batch_invariance if scores.provenance else None
     text = f"its bits beside other conversations are {'equal' if equal else 'others'}; checked at load: {promised}"
     yield OK if equal else PROBLEM if promised == "bit-equal" else WARNING, text
+    yield OK, f"its fidelity: {scores.provenance.fidelity if scores.provenance else None}"
     envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=lambda conversations: [1.0] * len(conversations))
     envs.reset(seed=0)
     rewards = envs.step(("It is 30.", "It is 12."))[1].tolist()

@@ -28,6 +28,7 @@ from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.language_models import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint, split_options
+from gym_rm.engine.loading.fidelity import CheckedConversations
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
@@ -63,6 +64,10 @@ class EngineOptions(Config):
     prefix_cache_tokens: NonNegativeInt = 0
     """Number of tokens whose keys and values are kept across calls, so that the next turn of a dialogue computes only
     its new tokens; 0 turns the prefix cache off. Scores do not change."""
+    check: Any = True
+    """Compare scores of 16 conversations at load with those of the stored weights in the plain forward, and refuse a
+    model that is far from them (`Provenance.fidelity`). A file of pairs (JSON lines with `prompt`, `chosen`,
+    `rejected`) for yours; False to skip this."""
 
 
 class RewardModelScorer:
@@ -157,6 +162,7 @@ class RewardModelScorer:
             engine.prefix_cache_tokens,
             parallel.tensor_parallel_size,
             parallel.fsdp_size,
+            CheckedConversations.render(engine.check, self.kind, self.renderer, judged),
         )
         self.executor: Executor = choose_executor(executor, parallel, spec)
         with ThreadPoolExecutor(1) as beside:  # reading large files takes as long as loading them
@@ -178,6 +184,7 @@ class RewardModelScorer:
             attention=("paths" if self.info.kernels else "tree") if self.layout == "tree" else self.info.attention,
             batch_invariance=self.info.batch_invariance,
             rows=self.info.rows,
+            fidelity=self.info.fidelity,
             torch=self.info.torch,
             transformers=self.info.transformers,
             settings={

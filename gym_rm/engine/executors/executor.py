@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from gym_rm.engine.kinds.readouts import Readout
 from gym_rm.engine.token_tree import Batch, Layout
 from gym_rm.scores import FloatArray
+from gym_rm.types import NOT_CHECKED, Fidelity
 
 if TYPE_CHECKING:  # so that planning batches does not import torch
     from transformers import PreTrainedModel
 
     from gym_rm.engine.backbones.low_precision import Quantization
     from gym_rm.engine.loading.checkpoint import ModelFiles
+    from gym_rm.engine.loading.fidelity import CheckedConversations
 
 ModelSource: TypeAlias = "ModelFiles | PreTrainedModel"
 Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
@@ -38,6 +40,7 @@ class LoadSpec:
         prefix_cache_tokens: number of tokens whose keys and values are kept across calls; 0 for no prefix cache.
         tensor_parallel_size: number of ranks that share every layer: each has some of its heads and columns.
         fsdp_size: number of ranks that share the weights: each computes the whole layer, with gathered weights.
+        check: conversations whose scores are compared with those of the stored weights; None to compare none.
     """
 
     model: ModelSource
@@ -48,6 +51,7 @@ class LoadSpec:
     prefix_cache_tokens: int = 0
     tensor_parallel_size: int = 1
     fsdp_size: int = 1
+    check: CheckedConversations | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -86,6 +90,7 @@ class ModelInfo:
         batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
         rows: numbers of rows of the matrix products, such as `"multiples of 16"` or `"chunks of 1024"`, see `GemmRows`.
         num_replicas: number of copies of the model that run batches at the same time.
+        fidelity: what was found on the conversations of `LoadSpec.check`.
     """
 
     layout: Layout
@@ -108,6 +113,7 @@ class ModelInfo:
     batch_invariance: str | None = None
     rows: str | None = None
     num_replicas: int = 1
+    fidelity: Fidelity = NOT_CHECKED
 
     @property
     def max_width(self) -> int | None:

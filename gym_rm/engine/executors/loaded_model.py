@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +25,19 @@ from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.backbones.sharded import difference_to_whole, ranks_of
 from gym_rm.engine.backbones.tree_attention import PAGE_SIZE
+from gym_rm.engine.batch_planning import plan_layout
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
 from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.kernels import has_kernels
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model
+from gym_rm.engine.loading.fidelity import CheckedConversations, changes_of, load_as_stored, require_fidelity
 from gym_rm.engine.loading.sharding import Sharding
-from gym_rm.engine.loading.trial import Candidate, Forward, tolerance_of, trial_sequences
-from gym_rm.engine.loading.verify import verify
+from gym_rm.engine.loading.trial import FAILURES, PLAIN, Candidate, Forward, tolerance_of, trial_sequences
+from gym_rm.engine.loading.verify import unchanged, verify
 from gym_rm.engine.token_tree import BatchPlan
-from gym_rm.errors import ConfigError, logger, warn_once
+from gym_rm.errors import ConfigError, brief, logger, warn_once
 from gym_rm.scores import FloatArray
+from gym_rm.types import NOT_CHECKED, Fidelity
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +114,11 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
     started = time.perf_counter()
     prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
     table: list[tuple[str, str]] = []
-    model, *others = (_prepare(source, spec, sharding, table) for source in spec.sources)
-    loaded = time.perf_counter()
-    first, second = locks_of([model, *others])
-    evaluation = Evaluation([model, *others], inference=False)
-    with _out_of_memory_is_a_config_error(model), first, second, evaluation, evaluation:
-        evaluation.begin()
-        reward_model = make_reward_model(spec.readout, model, others[0] if others else None, prefix_cache)
+    changes = changes_of(*spec.sources)
+    as_stored = _plain_scores(spec, sharding) if changes else None  # before, so that one model is in memory at a time
+    models = [_prepare(source, spec, sharding, table) for source in spec.sources]
+    loaded, model = time.perf_counter(), models[0]
+    reward_model = _reward_model(spec, models, prefix_cache)
     info = model_info(reward_model, spec)
     trial = _Trial(reward_model, prefix_cache)
     candidate = Candidate(
@@ -139,6 +142,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
         return spec.quantization
 
     with _out_of_memory_is_a_config_error(model):
+        expected = _plain_scores(spec, sharding, reward_model) if as_stored is None else as_stored
         forward = verify(
             candidate,
             trial.run_without_cache,
@@ -147,6 +151,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
             quantize=None if spec.quantization is None else quantize,
             run_cached=None if prefix_cache is None else trial.run,
         )
+        fidelity = expected if isinstance(expected, Fidelity) else trial.fidelity(spec, forward, info, expected)
     trial.set_forward(forward)
     _require_prefix_cache(prefix_cache, forward, reward_model.models)
     if forward.layout == "one_by_one":
@@ -155,11 +160,15 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
             "at a time: scores are correct, but scoring is slow."
         )
     candidate.note("chosen", str(forward))
+    candidate.note("fidelity", str(fidelity))
     candidate.note("weights read in", f"{loaded - started:.1f} s")
     candidate.note("verified in", f"{time.perf_counter() - loaded:.1f} s")
     width = max(len(compared) for compared, _ in table)
     lines = "".join(f"\n  {compared:<{width}}  {found}" for compared, found in table)
     logger.info("%s in %s on %s:%s", candidate.name, info.dtype, info.device, lines)
+    if spec.quantization is not None:
+        changes = {f"quantization={spec.quantization!r}": "leave quantization out"} | changes
+    require_fidelity(fidelity, candidate.name, changes)
     info = replace(
         info,
         layout=forward.layout,
@@ -169,6 +178,7 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
         quantization=quantization_of(model),
         batch_invariance=forward.batch_invariance,
         rows=str(forward.rows) if forward.invariant else None,
+        fidelity=fidelity,
     )
     made = LoadedModel(
         spec, reward_model, info, prefix_cache, trial.rows, parts_of(reward_model.models), torch.get_num_threads()
@@ -178,10 +188,38 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
     return made
 
 
+def _reward_model(
+    spec: LoadSpec, models: Sequence[PreTrainedModel], prefix_cache: PrefixCache | None = None
+) -> RewardModel:
+    model, *others = models
+    first, second = locks_of(models)
+    evaluation = Evaluation(models, inference=False)
+    with _out_of_memory_is_a_config_error(model), first, second, evaluation, evaluation:
+        evaluation.begin()
+        return make_reward_model(spec.readout, model, others[0] if others else None, prefix_cache)
+
+
+def _plain_scores(
+    spec: LoadSpec, sharding: Sharding | None, reward_model: RewardModel | None = None
+) -> FloatArray | Fidelity:
+    """Return what the plain forward scores, or why it is not known; None loads the weights as they are stored."""
+    if spec.check is None:
+        return NOT_CHECKED
+    if reward_model is None and sharding is not None:
+        return Fidelity(not_measured="the ranks have no other weights")
+    try:
+        if reward_model is None:
+            reward_model = _reward_model(spec, [load_as_stored(source) for source in spec.sources])
+        with unchanged(reward_model.models):
+            return _Trial(reward_model).scores(spec.check, PLAIN, model_info(reward_model, spec))
+    except (*FAILURES, MemoryError) as error:
+        return Fidelity(not_measured=f"the plain forward of the stored weights fails: {brief(error)}")
+
+
 class _Trial:
     """Runs plans through a model while its forward is chosen."""
 
-    def __init__(self, reward_model: RewardModel, prefix_cache: PrefixCache | None) -> None:
+    def __init__(self, reward_model: RewardModel, prefix_cache: PrefixCache | None = None) -> None:
         self._reward_model = reward_model
         self._prefix_cache = prefix_cache
         self.rows: BatchInvariant | None = None
@@ -210,6 +248,29 @@ class _Trial:
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         return values
+
+    def scores(self, check: CheckedConversations, forward: Forward, info: ModelInfo) -> FloatArray:
+        """Return the scores `[N]` of conversations; NaN where values are not finite, or the model has no position."""
+        ids, width = info.num_embeddings or math.inf, info.max_width or math.inf
+        fits = np.array([len(s.input_ids) <= width and s.input_ids.max() < ids for s in check.sequences], np.bool_)
+        sequences = [*itertools.compress(check.sequences, fits)]
+        scores = np.full(len(fits), np.nan, np.float32)
+        if sequences:
+            budget = max(info.max_num_batched_tokens, *(len(each.input_ids) for each in sequences))
+            plan = plan_layout(forward.layout, sequences, max_num_batched_tokens=budget, max_width=info.max_width)
+            values = self.run_without_cache(plan, forward)[plan.value_index, -info.num_values :]
+            starts = np.cumsum([0, *(len(each.read_positions) for each in sequences)])
+            finite = np.logical_and.reduceat(np.isfinite(values).all(axis=1), starts[:-1])
+            with np.errstate(all="ignore"):
+                scores[fits] = np.where(finite, check.kind.reduce(values, starts).rewards, np.nan)
+        return scores
+
+    def fidelity(self, spec: LoadSpec, forward: Forward, info: ModelInfo, expected: FloatArray) -> Fidelity:
+        """Return how far the scores of a forward are from those expected."""
+        assert spec.check is not None
+        dtype = spec.model.reference_dtype if isinstance(spec.model, ModelFiles) else info.dtype
+        scores = self.scores(spec.check, forward, info)
+        return spec.check.compare(scores, expected, str(dtype).removeprefix("torch."))
 
     def run(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         """Return the hidden states and values of a plan."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -136,6 +138,27 @@ class ModelFiles:
         return "+".join(map(str, parts)) if any(parts) else None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the loaded model."""
+        return resolve_dtype(self.options.dtype, resolve_device(self.options.device), self.config)
+
+    @property
+    def stored_dtypes(self) -> Counter[torch.dtype]:
+        """How many numbers the files have in each precision, without those of an adapter."""
+        source, revision = (self.source, self.options.revision) if self.adapter is None else (self.adapter.base, None)
+        counts = Counter[torch.dtype]()
+        for shape, dtype in tensor_headers(source, self.tensors, revision).values():
+            if dtype in FLOATS:
+                counts[FLOATS[dtype]] += math.prod(shape)
+        return counts
+
+    @property
+    def reference_dtype(self) -> torch.dtype:
+        """Precision of most stored weights, or that of the loaded model if it is higher."""
+        (stored, _), *_ = self.stored_dtypes.most_common(1) or [(self.dtype, 0)]
+        return torch.promote_types(self.dtype, stored)
+
+    @property
     def facts(self) -> ModelFacts:
         """Properties of the model that its kind of reward model needs."""
         heads = outputs_of_heads(self.shapes)
@@ -188,6 +211,7 @@ def load_model(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
     sharding: Sharding | None = None,
+    as_stored: bool = False,
 ) -> PreTrainedModel:
     """Return the model with its weights, in evaluation mode. They are read tensor by tensor, each to its device.
 
@@ -195,6 +219,7 @@ def load_model(
         checkpoint: checkpoint to load.
         device, dtype: device and precision of the model; None for those in the options.
         sharding: how the ranks of torch.distributed divide the weights; None for the whole model.
+        as_stored: whether an adapter stays beside its base, and `quantization_config` is not used.
 
     Raises:
         ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
@@ -207,7 +232,7 @@ def load_model(
         "dtype": dtype or resolve_dtype(options.dtype, device, checkpoint.config),
         "device_map": {"": device} if device_map is None and sharding is None else device_map,
         "attn_implementation": _attention(checkpoint),
-        "quantization_config": options.quantization_config,
+        "quantization_config": None if as_stored else options.quantization_config,
         "trust_remote_code": False,
     }
     source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
@@ -221,7 +246,7 @@ def load_model(
         model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
         _require_weights(checkpoint, missing if adapter is None else [k for k in missing if k not in adapter.tensors])
         if adapter is not None:
-            model = adapter.merge_into(model)
+            model = adapter.apply_to(model, merge=not as_stored)
     if sharding is not None:
         model = use_local_weights(model, model.tp_plan, gather=sharding.fsdp_size > 1)
     return model.eval()
@@ -236,12 +261,9 @@ def open_weights(checkpoint: ModelFiles, sharding: Sharding | None = None) -> Ma
     Raises:
         ConfigError: weights are missing or cannot be read.
     """
-    options, experts = checkpoint.options, any(".experts." in name for name in checkpoint.tensors)
-    dtype = resolve_dtype(options.dtype, resolve_device(options.device), checkpoint.config)
-    if checkpoint.adapter is None:
-        headers = tensor_headers(checkpoint.source, checkpoint.tensors, options.revision)
-        stored = {FLOATS[each] for _, each in headers.values() if each in FLOATS}
-        dtype = stored.pop() if len(stored) == 1 else dtype
+    experts = any(".experts." in name for name in checkpoint.tensors)
+    stored = [*checkpoint.stored_dtypes] if checkpoint.adapter is None else []
+    dtype = stored[0] if len(stored) == 1 else checkpoint.dtype
     sharding = sharding if experts else None
     model = load_model(checkpoint, device=torch.device("cpu"), dtype=dtype, sharding=sharding)
     weights: Mapping[str, torch.Tensor] = model.state_dict()

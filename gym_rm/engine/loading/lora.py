@@ -34,8 +34,8 @@ class Adapter:
     tensors: dict[str, tuple[int, ...]]
     revision: str | None = None
 
-    def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Return the base model with the adapter's changes added to its weights.
+    def apply_to(self, model: PreTrainedModel, *, merge: bool) -> PreTrainedModel:
+        """Return the base model with the adapter's changes added to its weights, or with layers that have both.
 
         Raises:
             ConfigError: peft is not installed, or the adapter's tensors are not those that it changes in the model.
@@ -67,8 +67,8 @@ class Adapter:
                 f"the adapter {self.source!r} does not fit its base {self.base!r}: missing {missing[:3]}, unknown "
                 f"{unknown[:3]}. Pass base= with the model that it was trained on."
             )
-        merged: PreTrainedModel = adapted.merge_and_unload()
-        return merged
+        applied: PreTrainedModel = adapted.merge_and_unload() if merge else adapted.get_base_model()
+        return applied
 
 
 def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str] | None) -> Adapter | None:

@@ -26,7 +26,7 @@ from gym_rm.http_client.responses import InvalidReply, first_model
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import lock_open_after_fork
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, Provenance
+from gym_rm.types import Conversation, Fidelity, Prompt, Provenance
 
 MAX_REQUEST_BYTES = 8 * 2**20  # of servers that do not tell their limit
 _rendering = lock_open_after_fork()  # threads must not use a tokenizer at the same time
@@ -126,7 +126,10 @@ def read_info(info: Any) -> Served:
     if not isinstance(model, str):
         raise InvalidReply(f"model of /info must be a text, got {model!r:.80}")
     try:
-        provenance = Provenance(**{"scorer": "unknown", "model": model, **_fields(Provenance, made)})
+        fields = {"scorer": "unknown", "model": model, **_fields(Provenance, made)}
+        if isinstance(told := fields.get("fidelity"), Mapping):
+            fields["fidelity"] = Fidelity(**_fields(Fidelity, told))
+        provenance = Provenance(**fields)
     except TypeError as error:
         raise InvalidReply(f"provenance of /info: {error}") from error
     conversations, rewards = known_scores.get("conversations") or [], known_scores.get("rewards") or []
