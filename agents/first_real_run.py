@@ -162,9 +162,9 @@ def split(source: str | Path, settings: FirstRealRun) -> tuple[list[Mapping[str,
     """Return rows of pairs to train on, and of pairs with other prompts to evaluate on, in random order."""
     found = load_comparisons(source, on_error="drop").comparisons
     by_prompt = {json.dumps(pair.prompt): pair for pair in found if pair.ranks is not None and not pair.is_tie}
-    if len(by_prompt) < 3:
+    if len(by_prompt) < 6:
         raise ConfigError(
-            f"{source} has pairs for {len(by_prompt)} prompts; at least 3 are needed: more steps, or pairs=FILE."
+            f"{source} has pairs for {len(by_prompt)} prompts; at least 6 are needed: more steps, or pairs=FILE."
         )
     rows = [
         {

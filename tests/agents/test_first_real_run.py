@@ -1,5 +1,6 @@
 """The commands of `gym-rm demo --real`, with the embedded policy in place of a real model."""
 
+import importlib.resources
 import json
 import sys
 
@@ -7,10 +8,11 @@ import pytest
 
 from agents import first_real_run
 from agents.first_real_run import FirstRealRun, brevity, split, write
-from gym_rm.config import shipped_folder
 from gym_rm.errors import ConfigError
 from gym_rm.reports.runs import read_run
 from tests.cli.command import runner
+
+POLICY = importlib.resources.files("gym_rm") / "assets" / "policy"
 
 
 def test_brevity_pays_for_short_replies_that_are_finished():
@@ -26,7 +28,7 @@ def test_pairs_with_one_prompt_are_never_on_both_sides(tmp_path):
     assert [len(each) for each in prompts] == [3, 2]
     assert not prompts[0] & prompts[1]
     write(tmp_path / "pairs.jsonl", [{"prompt": "1", **pair}])
-    with pytest.raises(ConfigError, match="1 prompts; at least 3"):
+    with pytest.raises(ConfigError, match="1 prompts; at least 6"):
         split(tmp_path / "pairs.jsonl", FirstRealRun())
 
 
@@ -36,8 +38,8 @@ def test_its_commands_run_without_a_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(first_real_run, "gym_rm", runner())
     monkeypatch.setattr(first_real_run, "pairs_of_the_hub", lambda: None)
-    sizes = {"steps": 2, "num_prompts": 4, "audited_rows": 1}
-    first_real_run.run(FirstRealRun(model=str(shipped_folder("assets") / "policy"), output=str(tmp_path), **sizes))
+    sizes = {"steps": 4, "num_prompts": 4, "audited_rows": 2}
+    first_real_run.run(FirstRealRun(model=str(POLICY), output=str(tmp_path), **sizes))
     assert read_run(tmp_path / "policy").before_and_after()
     assert read_run(tmp_path / "reward-model").training
     for file in ("policy/report.html", "evaluation/report.html", "audit.json"):

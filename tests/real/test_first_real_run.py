@@ -11,8 +11,15 @@ from tests import real_data
 
 @pytest.mark.data
 def test_the_first_real_run_ends_with_its_pages(smollm2, tmp_path):
-    sizes = ("steps=1", "num_prompts=1", "num_pairs=4", "num_held_out_pairs=4", "audited_rows=1")
-    command = ("demo", "--real", f"model={smollm2}", f"pairs={real_data.FOLDER}/hh_harmless.jsonl.gz", f"output={tmp_path}", *sizes)
+    sizes = ("steps=1", "num_prompts=1", "num_pairs=4", "num_held_out_pairs=4", "audited_rows=2")
+    command = (
+        "demo",
+        "--real",
+        f"model={smollm2}",
+        f"pairs={real_data.FOLDER}/hh_harmless.jsonl.gz",
+        f"output={tmp_path}",
+        *sizes,
+    )
     done = subprocess.run([sys.executable, "-m", "gym_rm", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("$ gym-rm ") == 4
