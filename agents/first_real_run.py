@@ -36,6 +36,7 @@ bread, tea, rain, a bicycle, the moon, a library, honey, a bridge, chess, the se
 football, a mirror, winter, a volcano, painting, a cat, salt, the post office, sleep, a computer
 """
 HELD_OUT_TOPICS = ("a rainbow", "coffee", "a museum", "friendship")
+HINT = "Answer in one short sentence."  # else few replies end in time, and few differ in their reward
 HUB_PAIRS = ("Anthropic/hh-rlhf", "helpful-base/test.jsonl.gz")
 
 
@@ -101,7 +102,7 @@ def run(settings: FirstRealRun) -> None:
         load_comparisons(pairs, on_error="drop")  # an error now, not after minutes
     for name, topics in (("questions", TOPICS.split(",")), ("held_out_questions", HELD_OUT_TOPICS)):
         asked = (form.format(topic.strip()) for form, topic in itertools.product(FORMS, topics))
-        write(folder / f"{name}.jsonl", ({"prompt": question} for question in asked))
+        write(folder / f"{name}.jsonl", ({"prompt": f"{question} {HINT}"} for question in asked))
 
     say("1 of 4: the policy learns to answer in at most ten words; 16 questions are held out, and answered first.")
     questions = [f"env.prompts={folder}/questions.jsonl", f"eval.prompts={folder}/held_out_questions.jsonl"]

@@ -48,9 +48,7 @@ def grpo(arguments: Arguments = None) -> None:
 
 def demo(
     arguments: Arguments = None,
-    real: Annotated[
-        bool, typer.Option("--real", help="With real weights and English texts instead, in about 15 minutes.")
-    ] = False,
+    real: Annotated[bool, typer.Option("--real", help="With real weights and English texts instead.")] = False,
 ) -> None:
     """Train the embedded policy against the embedded reward model, in a quarter of a minute, and write a page about it.
 
