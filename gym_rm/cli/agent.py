@@ -46,11 +46,17 @@ def grpo(arguments: Arguments = None) -> None:
     run_agent("grpo", arguments or [])
 
 
-def demo(arguments: Arguments = None) -> None:
+def demo(
+    arguments: Arguments = None,
+    real: Annotated[bool, typer.Option("--real", help="With real weights and English texts instead.")] = False,
+) -> None:
     """Train the embedded policy against the embedded reward model, in a quarter of a minute, and write a page about it.
 
-    It is gym-rm grpo --config demo; settings may follow, such as seed=2 output=outputs/demo.
+    It is gym-rm grpo --config demo; settings may follow, such as seed=2 output=outputs/demo. With --real it is
+    gym-rm agent first_real_run, which has its own settings: pairs=my-pairs.jsonl steps=40.
     """
+    if real:
+        return run_agent("first_real_run", arguments or [])
     typer.echo("gym-rm grpo --config demo (imports take a few seconds)")
     run_agent("grpo", ["--config", "demo", *(arguments or [])])
 

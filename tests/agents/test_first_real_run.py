@@ -1,0 +1,46 @@
+"""The commands of `gym-rm demo --real`, with the embedded policy in place of a real model."""
+
+import importlib.resources
+import json
+import sys
+
+import pytest
+
+from agents import first_real_run
+from agents.first_real_run import FirstRealRun, brevity, split, write
+from gym_rm.errors import ConfigError
+from gym_rm.reports.runs import read_run
+from tests.cli.command import runner
+
+POLICY = importlib.resources.files("gym_rm") / "assets" / "policy"
+
+
+def test_brevity_pays_for_short_replies_that_are_finished():
+    replies = ["Yes.", "one two three " * 6 + "four five.", "Yes, because"]
+    assert [brevity([{"role": "assistant", "content": each}], None) for each in replies] == [1.0, 0.5, 0.0]
+
+
+def test_pairs_with_one_prompt_are_never_on_both_sides(tmp_path):
+    pair = {"chosen": "good", "rejected": "bad"}
+    write(tmp_path / "pairs.jsonl", ({"prompt": str(number % 6), **pair} for number in range(12)))
+    train, held_out = split(tmp_path / "pairs.jsonl", FirstRealRun(num_pairs=3))
+    prompts = [{json.dumps(row["prompt"]) for row in rows} for rows in (train, held_out)]
+    assert [len(each) for each in prompts] == [3, 2]
+    assert not prompts[0] & prompts[1]
+    write(tmp_path / "pairs.jsonl", [{"prompt": "1", **pair}])
+    with pytest.raises(ConfigError, match="1 prompts; at least 6"):
+        split(tmp_path / "pairs.jsonl", FirstRealRun())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_its_commands_run_without_a_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(first_real_run, "gym_rm", runner())
+    monkeypatch.setattr(first_real_run, "pairs_of_the_hub", lambda: None)
+    sizes = {"steps": 4, "num_prompts": 4, "audited_rows": 2}
+    first_real_run.run(FirstRealRun(model=str(POLICY), output=str(tmp_path), **sizes))
+    assert read_run(tmp_path / "policy").before_and_after()
+    assert read_run(tmp_path / "reward-model").training
+    for file in ("policy/report.html", "evaluation/report.html", "audit.json"):
+        assert (tmp_path / file).exists()
