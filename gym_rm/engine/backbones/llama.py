@@ -62,6 +62,8 @@ def forward_fingerprint(backbone: Any) -> Code | None:
         if "_hf_hook" in own or (hooks and not all(map(is_hook_of_sharding, hooks))):
             return None
         kind: Any = type(module)
+        if _is_adapted(kind) and not _is_plain_adapter(module):
+            return None
         forward = kind.forward
         if module not in called:
             forward = _replaced(kind, forward)
@@ -82,12 +84,42 @@ def _replaced(kind: type, forward: Callable[..., Any]) -> Callable[..., Any] | N
     """Return the forward that `llama_forward` replaces for a class of modules; None if it cannot."""
     if issubclass(kind, PRODUCTS):
         return nn.Linear.forward
-    return forward if forward.__module__.startswith(LIBRARIES) else None
+    return forward if forward.__module__.startswith(LIBRARIES) or _is_adapted(kind) else None
 
 
 @functools.cache
 def _is_product(kind: type) -> bool:
-    return kind is nn.Linear or issubclass(kind, PRODUCTS)
+    return kind is nn.Linear or issubclass(kind, PRODUCTS) or _is_adapted(kind)
+
+
+@functools.cache
+def _is_adapted(kind: type) -> bool:
+    """Return whether modules are linear layers with adapters of peft, which need not be installed."""
+    return f"{kind.__module__}.{kind.__name__}" == "peft.tuners.lora.layer.Linear"
+
+
+def _is_plain_adapter(module: Any) -> bool:
+    """Return whether the layer has one adapter, not merged, of a layer without bias, and no variant such as DoRA."""
+    names, plain = module.active_adapters, not module.lora_variant and type(module.base_layer) is nn.Linear
+    one = len(names) == 1 and names[0] in module.lora_A and not module.merged
+    return plain and one and module.lora_B[names[0]].bias is None
+
+
+def _adapter(module: Any) -> tuple[Any, ...]:
+    """Return down, up, factor and dropout of a layer's adapter; nothing if it has none that is switched on."""
+    if not _is_adapted(type(module)) or module.disable_adapters:
+        return ()
+    (name,) = module.active_adapters
+    return module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name], module.lora_dropout[name]
+
+
+def merged_weight(module: Any) -> Tensor:
+    """Return the weight of a linear layer, with that of its adapter added."""
+    weight: Tensor = module.weight.detach()
+    if adapter := _adapter(module):
+        down, up, factor, _ = adapter
+        weight = torch.addmm(weight, up.detach(), down.detach(), alpha=factor)
+    return weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,18 +270,29 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
 
 
 def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
-    whole = isinstance(x, Tensor)
-    product: Tensor = call(linear, x, module.weight, module.bias) if whole else call(module.product, x, dtype)
-    return product
+    if not isinstance(x, Tensor):
+        return call(module.product, x, dtype)  # type: ignore[no-any-return]
+    return _with_adapter(call(linear, x, module.weight, module.bias), x, module, call)
+
+
+def _with_adapter(product: Tensor, x: Tensor, module: Any, call: Call) -> Tensor:
+    """Return the product of a layer with x, and that of its adapter added; product may be overwritten."""
+    if not (adapter := _adapter(module)):
+        return product
+    down, up, factor, dropout = adapter
+    inner = call(linear, dropout(x.to(down.dtype)), down) * factor
+    if product.dtype is up.dtype:
+        return call(plus_linear, product, inner, up)  # type: ignore[no-any-return]
+    return (product + call(linear, inner, up)).to(product.dtype)
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
     """Return `x + module(y)`; in one precision, the matrix product does the addition. x may be overwritten."""
     own = isinstance(module, PRODUCTS)
     if own or x.dtype is not y.dtype or torch.is_autocast_enabled(x.device.type):  # residuals keep their precision
-        product = call(module, y) if own else call(linear, y, module.weight, module.bias)
+        product = call(module, y) if own else _product(module, y, y.dtype, call)
         return x + product if torch.is_grad_enabled() else x.add_(product)
-    x = call(plus_linear, x, y, module.weight)
+    x = _with_adapter(call(plus_linear, x, y, module.weight), y, module, call)
     if module.bias is None:
         return x
     return x + module.bias if torch.is_grad_enabled() else x.add_(module.bias)

@@ -21,10 +21,17 @@ class OneDNNLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None, plus: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        packed: Tensor,
+        transposed: Tensor | None,
+        bias: Tensor | None,
+        plus: Tensor | None,
     ) -> Tensor:
-        """Return the product; keeps x and the weight."""
-        ctx.save_for_backward(x, weight)
+        """Return the product; keeps the weight, and x unless the weight is frozen."""
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.transposed = transposed
         return _product(x, packed, bias, plus)
 
     @staticmethod
@@ -32,10 +39,11 @@ class OneDNNLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, of the weight, of the bias and of what was added."""
         (x, weight), grad = ctx.saved_tensors, grads[0]
-        for_x, for_weight, _, for_bias, for_plus = ctx.needs_input_grad
+        for_x, for_weight, _, _, for_bias, for_plus = ctx.needs_input_grad
         return (
-            _product(grad, weight.t()) if for_x else None,
+            _product(grad, weight.t() if ctx.transposed is None else ctx.transposed) if for_x else None,
             grad.t() @ x if for_weight else None,
+            None,
             None,
             grad.sum(dim=0) if for_bias else None,
             grad if for_plus else None,
@@ -43,16 +51,23 @@ class OneDNNLinear(torch.autograd.Function):
 
 
 def onednn_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None, packed: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    plus: Tensor | None = None,
+    packed: Tensor | None = None,
+    transposed: Tensor | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]` with T > 0, weight `[N, K]`, plus `[T, N]`.
 
-    Without `packed`, oneDNN packs the parts of the weight that it is at: slower for few rows only.
+    Without `packed`, and in the backward without `transposed` (the packed `weight.T`), oneDNN packs the parts of the
+    weight that it is at: slower for few rows only.
     """
     packed = weight if packed is None else packed
     if not torch.is_grad_enabled():
         return _product(x, packed, bias, plus)
-    product: Tensor = OneDNNLinear.apply(x, weight, packed, bias, plus)  # type: ignore[no-untyped-call]
+    product: Tensor = OneDNNLinear.apply(x, weight, packed, transposed, bias, plus)  # type: ignore[no-untyped-call]
     return product
 
 
