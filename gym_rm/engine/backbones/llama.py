@@ -28,7 +28,7 @@ from gym_rm.engine.backbones.attention import Attention, LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_context
 from gym_rm.engine.backbones.invariant_products import plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
-from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
+from gym_rm.engine.backbones.packed_weights import PackedWeights, can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -156,6 +156,7 @@ def llama_forward(
     reads: Tensor | None = None,
     checkpointing: bool = False,
     onednn: bool = False,
+    packed: PackedWeights | None = None,
     kernels: bool = False,
 ) -> Tensor:
     """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
@@ -168,11 +169,13 @@ def llama_forward(
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
         onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
+        packed: keeps frozen weights packed for these products; None to pack none.
         kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
     context = current_context()
     if context is None:
-        call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
+        fast = onednn and x.dtype is torch.float32 and packs()
+        call = functools.partial(_onednn_call, packed) if fast else _call
         return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
@@ -186,11 +189,12 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if function is linear and can_pack(args[1]) and len(args[0]):
-        return onednn_linear(*args)
+def _onednn_call(packed: PackedWeights | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function is plus_linear and can_pack(args[2]) and len(args[0]):
-        return onednn_linear(args[1], args[2], plus=args[0])
+        plus, x, weight = args
+        return onednn_linear(x, weight, plus=plus, packed=None if weight.requires_grad else packed)
+    if function is linear and can_pack(args[1]) and len(args[0]):
+        return onednn_linear(*args, packed=None if args[1].requires_grad else packed)
     return function(*args, **kwargs)
 
 

@@ -24,26 +24,25 @@ class OneDNNLinear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        packed: Tensor,
-        transposed: Tensor | None,
+        packed: PackedWeights | None,
         bias: Tensor | None,
         plus: Tensor | None,
     ) -> Tensor:
         """Return the product; keeps the weight, and x unless the weight is frozen."""
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.transposed = transposed
-        return _product(x, packed, bias, plus)
+        frozen = not ctx.needs_input_grad[1]
+        ctx.save_for_backward(None if frozen else x, weight)
+        ctx.transposed = packed.of(weight, transposed=True) if packed and frozen else None
+        return packed_product(x, packed.of(weight) if packed else weight, bias, plus)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, of the weight, of the bias and of what was added."""
         (x, weight), grad = ctx.saved_tensors, grads[0]
-        for_x, for_weight, _, _, for_bias, for_plus = ctx.needs_input_grad
+        for_x, for_weight, _, for_bias, for_plus = ctx.needs_input_grad
         return (
-            _product(grad, weight.t() if ctx.transposed is None else ctx.transposed) if for_x else None,
+            packed_product(grad, weight.t() if ctx.transposed is None else ctx.transposed) if for_x else None,
             grad.t() @ x if for_weight else None,
-            None,
             None,
             grad.sum(dim=0) if for_bias else None,
             grad if for_plus else None,
@@ -56,30 +55,27 @@ def onednn_linear(
     bias: Tensor | None = None,
     *,
     plus: Tensor | None = None,
-    packed: Tensor | None = None,
-    transposed: Tensor | None = None,
+    packed: PackedWeights | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]` with T > 0, weight `[N, K]`, plus `[T, N]`.
 
-    Without `packed`, and in the backward without `transposed` (the packed `weight.T`), oneDNN packs the parts of the
-    weight that it is at: slower for few rows only.
+    Without `packed`, oneDNN packs the parts of the weight that it is at: slower for few rows only.
     """
-    packed = weight if packed is None else packed
     if not torch.is_grad_enabled():
-        return _product(x, packed, bias, plus)
-    product: Tensor = OneDNNLinear.apply(x, weight, packed, transposed, bias, plus)  # type: ignore[no-untyped-call]
+        return packed_product(x, packed.of(weight) if packed else weight, bias, plus)
+    product: Tensor = OneDNNLinear.apply(x, weight, packed, bias, plus)  # type: ignore[no-untyped-call]
     return product
 
 
 class PackedWeights:
-    """Weights that were packed when they were first used.
+    """Weights that were packed when they were first used; frozen ones also transposed, for the gradients of x.
 
     A weight that another tensor replaces, or that an operation of torch changes, is packed again. A change through
     `weight.data` is not noticed: call `clear`.
     """
 
     def __init__(self) -> None:
-        self._packed = WeakTensorKeyDictionary()
+        self._packed, self._transposed = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
     def __reduce__(self) -> tuple[type[PackedWeights], tuple[()]]:
         """Copy without weights, because their format is that of this machine."""
@@ -88,22 +84,26 @@ class PackedWeights:
     def clear(self) -> None:
         """Forget all weights, and free their memory."""
         self._packed.clear()
+        self._transposed.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None) -> Tensor:
         """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]`, weight `[N, K]`, plus `[T, N]`."""
-        return onednn_linear(x, weight, bias, plus=plus, packed=self._of(weight))
+        return onednn_linear(x, weight, bias, plus=plus, packed=self)
 
-    def _of(self, weight: Tensor) -> Tensor:
+    def of(self, weight: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return a weight packed, or its transpose."""
+        known = self._transposed if transposed else self._packed
         state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-        found = self._packed.get(weight)  # type: ignore[no-untyped-call]
+        found = known.get(weight)  # type: ignore[no-untyped-call]
         if found is None or found[0] != state:
-            found = state, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-            self._packed[weight] = found
+            plain = weight.detach().t().contiguous() if transposed else weight.detach()
+            found = known[weight] = state, torch.ops.mkldnn._reorder_linear_weight(plain)
         packed: Tensor = found[1]
         return packed
 
 
-def _product(x: Tensor, packed: Tensor, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias`, and the sum with `plus`, without gradients."""
     if plus is None:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     else:
