@@ -224,13 +224,11 @@ class LocalSampler:
 
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
         """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
-        if (
-            isinstance(self._decoder, LeanDecoder)
-            and forward_fingerprint(self._decoder.model.model) != self._decoder.code
-        ):
-            self._decoder = None  # a module was added or replaced
-        if self._decoder is not None:
-            return self._decoder
+        known = self._decoder
+        if isinstance(known, LeanDecoder) and forward_fingerprint(known.model.model) != known.code:
+            known = None  # a module was added or replaced
+        if known is not None:
+            return known
         name, kinds = type(self.model).__name__, (GraphDecoder, LeanDecoder, ModelDecoder)
         first = 0 if self.model.get_input_embeddings().weight.device.type == "cuda" else 1
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gym_rm.engine.backbones.packed_weights import PackedWeights, can_pack, packed_product
+from gym_rm.engine.backbones.packed_weights import onednn_is_faster, onednn_linear
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # elements; larger tiles leave the cache of a CPU
 
@@ -45,7 +45,6 @@ def token_log_probs(
     *,
     options: LogitOptions,
     chunk_tokens: int | None = None,
-    frozen: PackedWeights | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy of its distribution, both `[N]` in float32.
 
@@ -59,19 +58,15 @@ def token_log_probs(
         targets: token ids, int64 `[N]`.
         options: temperature, scale and soft cap.
         chunk_tokens: number of tokens whose logits are in memory at a time; None for a number that suits the device.
-        frozen: keeps the weight packed if it is not trained; None to compute with it as it is.
     """
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
         dtype = torch.float32
     chunk = chunk_tokens or max(16, LOGITS_AT_ONCE.get(device, 2**24) // len(weight))
-    packed = None
-    if frozen is not None and not weight.requires_grad and dtype is torch.float32 and can_pack(weight):
-        packed = frozen.of(weight), frozen.of(weight, transposed=True)
     with torch.autocast(device, enabled=False):
         result: tuple[Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden.to(weight.device), weight, bias, targets.to(weight.device), options, chunk, dtype, packed
+            hidden.to(weight.device), weight, bias, targets.to(weight.device), options, chunk, dtype
         )
     return result
 
@@ -87,14 +82,13 @@ class _TokenLogProbs(torch.autograd.Function):
         options: LogitOptions,
         chunk: int,
         dtype: torch.dtype,
-        packed: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(dtype, torch.float32)
         cast = weight.to(dtype)
         log_z, picked, entropy = (torch.empty(len(hidden), dtype=wide, device=weight.device) for _ in range(3))
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part].to(dtype), cast, bias, options, packed)
+            logits = _logits(hidden[part].to(dtype), cast, bias, options)
             picked[part] = logits.gather(1, targets[part, None])[:, 0]
             largest = logits.amax(dim=1, keepdim=True)
             weights = torch.exp(logits.sub_(largest))
@@ -103,7 +97,7 @@ class _TokenLogProbs(torch.autograd.Function):
             log_z[part] = largest[:, 0] + log_total
             entropy[part] = log_total - torch.linalg.vecdot(weights, logits) / total
         ctx.save_for_backward(hidden, weight, bias, targets, log_z, entropy)
-        ctx.settings = options, chunk, dtype, packed
+        ctx.settings = options, chunk, dtype
         ctx.set_materialize_grads(False)
         return picked - log_z, entropy.clone()
 
@@ -111,14 +105,14 @@ class _TokenLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None and entropy_grad is None:
-            return (None,) * 8
+            return (None,) * 7
         with torch.autocast(ctx.saved_tensors[1].device.type, enabled=False):
             return _gradients(ctx, grad, entropy_grad)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
     hidden, weight, bias, targets, log_z, entropy = ctx.saved_tensors
-    options, chunk, dtype, packed = ctx.settings
+    options, chunk, dtype = ctx.settings
     need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
     cast = weight.to(dtype)
     grad = torch.zeros_like(log_z) if grad is None else grad
@@ -128,7 +122,7 @@ def _gradients(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tu
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
         states, g = hidden[part].to(dtype), grad[part, None]
-        values = _logits(states, cast, bias, options, packed)
+        values = _logits(states, cast, bias, options)
         slope = None
         if options.softcap is not None:  # the derivative of the soft cap, 1 - tanh^2
             slope = (values * (options.temperature / options.softcap)).square_().neg_().add_(1.0)
@@ -146,27 +140,24 @@ def _gradients(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tu
             bias_grad += values.sum(dim=0)
         values = values.to(dtype)
         if hidden_grad is not None:
-            hidden_grad[part] = packed_product(values, packed[1]) if packed else values @ cast
+            fast = onednn_is_faster(cast)
+            hidden_grad[part] = onednn_linear(values, cast.T) if fast else values @ cast
         if weight_grad is not None:
             _add_product(weight_grad, values.T, states)
     return (
         hidden_grad,
         None if weight_grad is None else weight_grad.to(weight.dtype),
         None if bias_grad is None else bias_grad.to(bias.dtype),
-        *(None,) * 5,
+        *(None,) * 4,
     )
 
 
-def _logits(
-    states: Tensor, weight: Tensor, bias: Tensor | None, options: LogitOptions, packed: tuple[Tensor, Tensor] | None
-) -> Tensor:
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, options: LogitOptions) -> Tensor:
     """Return the logits divided by the temperature `[C, V]`, at least in float32."""
-    if packed:
-        logits = packed_product(states, packed[0])
-    elif weight.dtype in (torch.bfloat16, torch.float16):
+    if weight.dtype in (torch.bfloat16, torch.float16):
         logits = torch.mm(states, weight.T, out_dtype=torch.float32)
     else:
-        logits = states @ weight.T
+        logits = onednn_linear(states, weight) if onednn_is_faster(weight) else states @ weight.T
     if bias is not None:
         logits.add_(bias.to(logits.dtype))
     if options.softcap is None:

@@ -150,7 +150,6 @@ class TrainedPolicy(nn.Module):
             to_device(batch.targets, values.device),
             options=self.options,
             chunk_tokens=self.chunk_tokens,
-            frozen=self._decoder.frozen,
         )
         index = to_device(batch.token_index, log_probs.device)
         return log_probs[index], entropy[index]

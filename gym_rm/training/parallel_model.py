@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.packed_weights import MOST_BYTES, PackedWeights, packs
 from gym_rm.errors import ConfigError, GymRMError, RemoteError, logger
 from gym_rm.reports.runs import flat
 from gym_rm.training.adapters import Adaptable
@@ -77,9 +76,6 @@ class ParallelModel:
     ) -> None:
         self.layout = choose_layout(module, start.model, tree=tree, fuse=not fsdp)
         logger.info("training %s with %s", start.name, self.layout)
-        if start.peft is not None and packs() and 4 * start.model.num_parameters() <= MOST_BYTES:
-            for decoder in module.decoders:
-                decoder.frozen = PackedWeights()
         if checkpointing:
             enable_checkpointing(module, start.model, self.layout)
         self.budget = max_num_batched_tokens or (TOKENS_ON_GPU if accelerator.device.type == "cuda" else TOKENS_ON_CPU)

@@ -15,7 +15,7 @@ from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.devices import device_of, to_device
 from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
 from gym_rm.engine.backbones.node_attention import NodeAttention
-from gym_rm.engine.backbones.packed_weights import PackedWeights
+from gym_rm.engine.backbones.packed_weights import SMALLEST_WIDTH
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, page_size
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
@@ -40,7 +40,6 @@ class DecoderBackbone:
         kernels: whether Triton computes the elementwise operations of `llama_forward`.
         paths: whether Triton computes attention to trees, along paths.
         checkpointing: whether `llama_forward` keeps only the input of each layer.
-        frozen: keeps the weights that training does not change packed, on a CPU; None to pack none.
         same_as_training: whether trees run without gradients as with them, so that values have the same bits.
     """
 
@@ -56,7 +55,6 @@ class DecoderBackbone:
         self.code = forward_fingerprint(model.base_model)
         self.fuse = self.code is not None
         self.kernels = self.paths = self.checkpointing = self.same_as_training = False
-        self.frozen: PackedWeights | None = None
 
     def use(self, *, fuse: bool, kernels: bool) -> None:
         """Choose what computes: `llama_forward` or the model's own layers, and the package's kernels or torch."""
@@ -114,9 +112,9 @@ class DecoderBackbone:
                 self._attention(batch, device, prefix=known) if nodes is None else nodes,
                 reads=to_device(reads, device),
                 checkpointing=self.checkpointing and torch.is_grad_enabled(),
-                # For each number of tokens oneDNN compiles kernels, which takes as long as a small product.
-                onednn=nodes is not None and x.shape[1] >= 512 and not torch.is_autocast_enabled(device.type),
-                packed=self.frozen,
+                onednn=nodes is not None
+                and x.shape[1] >= SMALLEST_WIDTH
+                and not torch.is_autocast_enabled(device.type),
                 kernels=self.kernels,
             )
         return hidden[: batch.num_reads]

@@ -28,7 +28,7 @@ from gym_rm.engine.backbones.attention import Attention, LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_context
 from gym_rm.engine.backbones.invariant_products import plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
-from gym_rm.engine.backbones.packed_weights import PackedWeights, can_pack, onednn_linear, packs
+from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -62,7 +62,7 @@ def forward_fingerprint(backbone: Any) -> Code | None:
         if "_hf_hook" in own or (hooks and not all(map(is_hook_of_sharding, hooks))):
             return None
         kind: Any = type(module)
-        if _is_adapted(kind) and not _is_plain_adapter(module):
+        if _is_adapted(kind) and not _is_plain(module):
             return None
         forward = kind.forward
         if module not in called:
@@ -98,26 +98,25 @@ def _is_adapted(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__name__}" == "peft.tuners.lora.layer.Linear"
 
 
-def _is_plain_adapter(module: Any) -> bool:
-    """Return whether the layer has one adapter, not merged, of a layer without bias, and no variant such as DoRA."""
-    names, plain = module.active_adapters, not module.lora_variant and type(module.base_layer) is nn.Linear
-    one = len(names) == 1 and names[0] in module.lora_A and not module.merged
-    return plain and one and module.lora_B[names[0]].bias is None
+def _is_plain(module: Any) -> bool:
+    """Return whether adapters do nothing else than `_with_adapters` to a linear layer."""
+    other = module.lora_variant or module.merged or any(module.lora_bias.values())
+    return type(module.base_layer) is nn.Linear and not other
 
 
-def _adapter(module: Any) -> tuple[Any, ...]:
-    """Return down, up, factor and dropout of a layer's adapter; nothing if it has none that is switched on."""
+def _adapters(module: Any) -> list[tuple[Any, ...]]:
+    """Return down, up, factor and dropout of each adapter of a layer that is switched on."""
     if not _is_adapted(type(module)) or module.disable_adapters:
-        return ()
-    (name,) = module.active_adapters
-    return module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name], module.lora_dropout[name]
+        return []
+    factors, dropouts, ups = module.scaling, module.lora_dropout, module.lora_B
+    every = [(name, down.weight) for name, down in module.lora_A.items() if name in module.active_adapters]
+    return [(down, ups[name].weight, factors[name], dropouts[name]) for name, down in every]
 
 
 def merged_weight(module: Any) -> Tensor:
-    """Return the weight of a linear layer, with that of its adapter added."""
+    """Return the weight of a linear layer, with those of its adapters added in a copy."""
     weight: Tensor = module.weight.detach()
-    if adapter := _adapter(module):
-        down, up, factor, _ = adapter
+    for down, up, factor, _ in _adapters(module):
         weight = torch.addmm(weight, up.detach(), down.detach(), alpha=factor)
     return weight
 
@@ -156,7 +155,6 @@ def llama_forward(
     reads: Tensor | None = None,
     checkpointing: bool = False,
     onednn: bool = False,
-    packed: PackedWeights | None = None,
     kernels: bool = False,
 ) -> Tensor:
     """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
@@ -169,13 +167,11 @@ def llama_forward(
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
         onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
-        packed: keeps frozen weights packed for these products; None to pack none.
         kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
     context = current_context()
     if context is None:
-        fast = onednn and x.dtype is torch.float32 and packs()
-        call = functools.partial(_onednn_call, packed) if fast else _call
+        call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
         return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
@@ -189,12 +185,11 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _onednn_call(packed: PackedWeights | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if function is plus_linear and can_pack(args[2]) and len(args[0]):
-        plus, x, weight = args
-        return onednn_linear(x, weight, plus=plus, packed=None if weight.requires_grad else packed)
+def _onednn_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function is linear and can_pack(args[1]) and len(args[0]):
-        return onednn_linear(*args, packed=None if args[1].requires_grad else packed)
+        return onednn_linear(*args)
+    if function is plus_linear and can_pack(args[2]) and len(args[0]):
+        return onednn_linear(args[1], args[2], plus=args[0])
     return function(*args, **kwargs)
 
 
@@ -274,20 +269,20 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
 
 
 def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
-    if not isinstance(x, Tensor):
-        return call(module.product, x, dtype)  # type: ignore[no-any-return]
-    return _with_adapter(call(linear, x, module.weight, module.bias), x, module, call)
+    whole = isinstance(x, Tensor)
+    product: Tensor = call(linear, x, module.weight, module.bias) if whole else call(module.product, x, dtype)
+    return _with_adapters(product, x, module, call)
 
 
-def _with_adapter(product: Tensor, x: Tensor, module: Any, call: Call) -> Tensor:
-    """Return the product of a layer with x, and that of its adapter added; product may be overwritten."""
-    if not (adapter := _adapter(module)):
-        return product
-    down, up, factor, dropout = adapter
-    inner = call(linear, dropout(x.to(down.dtype)), down) * factor
-    if product.dtype is up.dtype:
-        return call(plus_linear, product, inner, up)  # type: ignore[no-any-return]
-    return (product + call(linear, inner, up)).to(product.dtype)
+def _with_adapters(product: Tensor, x: Any, module: Any, call: Call) -> Tensor:
+    """Return the product of a layer with x and its adapters' `factor * up(down(x))` added; product is overwritten."""
+    for down, up, factor, dropout in _adapters(module):
+        inner = call(linear, dropout(x.to(down.dtype)), down) * factor
+        if product.dtype is up.dtype:
+            product = call(plus_linear, product, inner, up)
+        else:
+            product = (product + call(linear, inner, up)).to(product.dtype)
+    return product
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
@@ -296,7 +291,7 @@ def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
     if own or x.dtype is not y.dtype or torch.is_autocast_enabled(x.device.type):  # residuals keep their precision
         product = call(module, y) if own else _product(module, y, y.dtype, call)
         return x + product if torch.is_grad_enabled() else x.add_(product)
-    x = _with_adapter(call(plus_linear, x, y, module.weight), y, module, call)
+    x = _with_adapters(call(plus_linear, x, y, module.weight), y, module, call)
     if module.bias is None:
         return x
     return x + module.bias if torch.is_grad_enabled() else x.add_(module.bias)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
+SMALLEST_WIDTH = 512  # for each number of rows oneDNN compiles kernels, which takes as long as a narrower product
 MOST_BYTES = 2**32  # of a model's weights: packed weights take the same memory again
 
 
@@ -21,18 +22,11 @@ class OneDNNLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        packed: PackedWeights | None,
-        bias: Tensor | None,
-        plus: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
         """Return the product; keeps the weight, and x unless the weight is frozen."""
-        frozen = not ctx.needs_input_grad[1]
-        ctx.save_for_backward(None if frozen else x, weight)
-        ctx.transposed = packed.of(weight, transposed=True) if packed and frozen else None
-        return packed_product(x, packed.of(weight) if packed else weight, bias, plus)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        return _product(x, packed, bias, plus)
 
     @staticmethod
     @once_differentiable
@@ -41,7 +35,7 @@ class OneDNNLinear(torch.autograd.Function):
         (x, weight), grad = ctx.saved_tensors, grads[0]
         for_x, for_weight, _, for_bias, for_plus = ctx.needs_input_grad
         return (
-            packed_product(grad, weight.t() if ctx.transposed is None else ctx.transposed) if for_x else None,
+            _product(grad, weight.t()) if for_x else None,
             grad.t() @ x if for_weight else None,
             None,
             grad.sum(dim=0) if for_bias else None,
@@ -50,32 +44,28 @@ class OneDNNLinear(torch.autograd.Function):
 
 
 def onednn_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    plus: Tensor | None = None,
-    packed: PackedWeights | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None, packed: Tensor | None = None
 ) -> Tensor:
     """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]` with T > 0, weight `[N, K]`, plus `[T, N]`.
 
     Without `packed`, oneDNN packs the parts of the weight that it is at: slower for few rows only.
     """
+    packed = weight if packed is None else packed
     if not torch.is_grad_enabled():
-        return packed_product(x, packed.of(weight) if packed else weight, bias, plus)
+        return _product(x, packed, bias, plus)
     product: Tensor = OneDNNLinear.apply(x, weight, packed, bias, plus)  # type: ignore[no-untyped-call]
     return product
 
 
 class PackedWeights:
-    """Weights that were packed when they were first used; frozen ones also transposed, for the gradients of x.
+    """Weights that were packed when they were first used.
 
     A weight that another tensor replaces, or that an operation of torch changes, is packed again. A change through
     `weight.data` is not noticed: call `clear`.
     """
 
     def __init__(self) -> None:
-        self._packed, self._transposed = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self._packed = WeakTensorKeyDictionary()
 
     def __reduce__(self) -> tuple[type[PackedWeights], tuple[()]]:
         """Copy without weights, because their format is that of this machine."""
@@ -84,26 +74,22 @@ class PackedWeights:
     def clear(self) -> None:
         """Forget all weights, and free their memory."""
         self._packed.clear()
-        self._transposed.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, plus: Tensor | None = None) -> Tensor:
         """Return `x @ weight.T + bias`, and the sum with `plus`; x `[T, K]`, weight `[N, K]`, plus `[T, N]`."""
-        return onednn_linear(x, weight, bias, plus=plus, packed=self)
+        return onednn_linear(x, weight, bias, plus=plus, packed=self._of(weight))
 
-    def of(self, weight: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return a weight packed, or its transpose."""
-        known = self._transposed if transposed else self._packed
+    def _of(self, weight: Tensor) -> Tensor:
         state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-        found = known.get(weight)  # type: ignore[no-untyped-call]
+        found = self._packed.get(weight)  # type: ignore[no-untyped-call]
         if found is None or found[0] != state:
-            plain = weight.detach().t().contiguous() if transposed else weight.detach()
-            found = known[weight] = state, torch.ops.mkldnn._reorder_linear_weight(plain)
+            found = state, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+            self._packed[weight] = found
         packed: Tensor = found[1]
         return packed
 
 
-def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias`, and the sum with `plus`, without gradients."""
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
     if plus is None:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     else:
@@ -115,6 +101,11 @@ def can_pack(weight: Tensor) -> bool:
     """Return whether products with a weight can run with it packed."""
     plain = type(weight) in (Tensor, nn.Parameter) and weight.dtype is torch.float32 and weight.device.type == "cpu"
     return plain and weight.dim() == 2 and weight.is_contiguous()
+
+
+def onednn_is_faster(weight: Tensor) -> bool:
+    """Return whether products of many rows with a weight as it is are faster in oneDNN."""
+    return weight.shape[1] >= SMALLEST_WIDTH and can_pack(weight) and packs()
 
 
 def packs() -> bool:
