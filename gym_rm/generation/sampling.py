@@ -224,14 +224,13 @@ class LocalSampler:
 
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
         """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
-        known = self._decoder
-        if isinstance(known, LeanDecoder) and forward_fingerprint(known.model.model) != known.code:
-            known = None  # a module was added or replaced
-        if known is not None:
-            return known
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if isinstance(self._decoder, LeanDecoder) and forward_fingerprint(base.model) != self._decoder.code:
+            self._decoder = None  # a module was added or replaced
+        if self._decoder is not None:
+            return self._decoder
         name, kinds = type(self.model).__name__, (GraphDecoder, LeanDecoder, ModelDecoder)
         first = 0 if self.model.get_input_embeddings().weight.device.type == "cuda" else 1
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         if (obstacle := lean_obstacle(base)) is not None:
             warn_once(f"{name} samples with its own forward, not with the package's faster one: {obstacle}.")
             first = 2

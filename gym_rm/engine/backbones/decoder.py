@@ -15,7 +15,6 @@ from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.devices import device_of, to_device
 from gym_rm.engine.backbones.llama import forward_fingerprint, llama_forward, rotary_positions
 from gym_rm.engine.backbones.node_attention import NodeAttention
-from gym_rm.engine.backbones.packed_weights import SMALLEST_WIDTH
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, page_size
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
@@ -112,9 +111,7 @@ class DecoderBackbone:
                 self._attention(batch, device, prefix=known) if nodes is None else nodes,
                 reads=to_device(reads, device),
                 checkpointing=self.checkpointing and torch.is_grad_enabled(),
-                onednn=nodes is not None
-                and x.shape[1] >= SMALLEST_WIDTH
-                and not torch.is_autocast_enabled(device.type),
+                onednn=nodes is not None and not torch.is_autocast_enabled(device.type),
                 kernels=self.kernels,
             )
         return hidden[: batch.num_reads]

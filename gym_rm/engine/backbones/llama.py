@@ -28,7 +28,7 @@ from gym_rm.engine.backbones.attention import Attention, LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_context
 from gym_rm.engine.backbones.invariant_products import plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
-from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
+from gym_rm.engine.backbones.packed_weights import SMALLEST_WIDTH, can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -62,7 +62,8 @@ def forward_fingerprint(backbone: Any) -> Code | None:
         if "_hf_hook" in own or (hooks and not all(map(is_hook_of_sharding, hooks))):
             return None
         kind: Any = type(module)
-        if _is_adapted(kind) and not _is_plain(module):
+        others = _is_adapted(kind) and (module.lora_variant, module.merged, *module.lora_bias.values())
+        if others and (any(others) or type(module.base_layer) is not nn.Linear):  # than what `_with_adapters` does
             return None
         forward = kind.forward
         if module not in called:
@@ -98,19 +99,13 @@ def _is_adapted(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__name__}" == "peft.tuners.lora.layer.Linear"
 
 
-def _is_plain(module: Any) -> bool:
-    """Return whether adapters do nothing else than `_with_adapters` to a linear layer."""
-    other = module.lora_variant or module.merged or any(module.lora_bias.values())
-    return type(module.base_layer) is nn.Linear and not other
-
-
 def _adapters(module: Any) -> list[tuple[Any, ...]]:
     """Return down, up, factor and dropout of each adapter of a layer that is switched on."""
     if not _is_adapted(type(module)) or module.disable_adapters:
         return []
-    factors, dropouts, ups = module.scaling, module.lora_dropout, module.lora_B
-    every = [(name, down.weight) for name, down in module.lora_A.items() if name in module.active_adapters]
-    return [(down, ups[name].weight, factors[name], dropouts[name]) for name, down in every]
+    of = (module.lora_A, module.lora_B, module.scaling, module.lora_dropout)
+    every = [[each[name] for each in of] for name in module.active_adapters if name in module.lora_A]
+    return [(down.weight, up.weight, factor, dropout) for down, up, factor, dropout in every]
 
 
 def merged_weight(module: Any) -> Tensor:
@@ -166,12 +161,13 @@ def llama_forward(
         attention: what the tokens attend to.
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
-        onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
+        onednn: whether wide products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
         kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
     context = current_context()
     if context is None:
-        call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
+        wide = x.dtype is torch.float32 and x.shape[1] >= SMALLEST_WIDTH and packs()
+        call = _onednn_call if onednn and wide else _call
         return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
@@ -278,10 +274,9 @@ def _with_adapters(product: Tensor, x: Any, module: Any, call: Call) -> Tensor:
     """Return the product of a layer with x and its adapters' `factor * up(down(x))` added; product is overwritten."""
     for down, up, factor, dropout in _adapters(module):
         inner = call(linear, dropout(x.to(down.dtype)), down) * factor
-        if product.dtype is up.dtype:
-            product = call(plus_linear, product, inner, up)
-        else:
-            product = (product + call(linear, inner, up)).to(product.dtype)
+        same = product.dtype is up.dtype
+        total = call(plus_linear, product, inner, up) if same else product + call(linear, inner, up)
+        product = total.to(product.dtype)
     return product
 
 
