@@ -93,7 +93,6 @@ def _is_product(kind: type) -> bool:
     return kind is nn.Linear or issubclass(kind, PRODUCTS) or _is_adapted(kind)
 
 
-@functools.cache
 def _is_adapted(kind: type) -> bool:
     """Return whether modules are linear layers with adapters of peft, which need not be installed."""
     return f"{kind.__module__}.{kind.__name__}" == "peft.tuners.lora.layer.Linear"
