@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gym_rm.engine.backbones.attention import Attention, LayerCall
-from gym_rm.engine.backbones.llama import PRODUCTS, Rotary, rms_norm, rotate
+from gym_rm.engine.backbones.llama import PRODUCTS, Rotary, merged_weight, rms_norm, rotate
 from gym_rm.engine.backbones.packed_weights import MOST_BYTES, can_pack, packs
 
 
@@ -61,6 +61,6 @@ class PackedLayers:
 
 
 def _packed(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and the bias of the product with all layers."""
-    weight, biases = torch.cat([layer.weight.detach() for layer in layers]), [layer.bias for layer in layers]
+    """Return the weight and the bias of the product with all layers; adapters are merged into a copy."""
+    weight, biases = torch.cat([merged_weight(layer) for layer in layers]), [layer.bias for layer in layers]
     return torch.ops.mkldnn._reorder_linear_weight(weight), None if biases[0] is None else torch.cat(tuple(biases))

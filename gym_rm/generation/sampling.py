@@ -224,19 +224,21 @@ class LocalSampler:
 
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
         """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
-        if isinstance(self._decoder, LeanDecoder) and forward_fingerprint(self.model.model) != self._decoder.code:
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if isinstance(self._decoder, LeanDecoder) and forward_fingerprint(base.model) != self._decoder.code:
             self._decoder = None  # a module was added or replaced
         if self._decoder is not None:
             return self._decoder
         name, kinds = type(self.model).__name__, (GraphDecoder, LeanDecoder, ModelDecoder)
         first = 0 if self.model.get_input_embeddings().weight.device.type == "cuda" else 1
-        if (obstacle := lean_obstacle(self.model)) is not None:
+        if (obstacle := lean_obstacle(base)) is not None:
             warn_once(f"{name} samples with its own forward, not with the package's faster one: {obstacle}.")
             first = 2
         for kind in kinds[first:]:
-            difference = trial(self.model, kind(self.model))
+            decoder = kind(self.model if kind is ModelDecoder else base)
+            difference = trial(self.model, decoder)
             if difference <= tolerance_of(str(self.model.dtype).removeprefix("torch.")):
-                self._decoder = kind(self.model)
+                self._decoder = kind(decoder.model)
                 return self._decoder
             logger.warning("%s differs from the forward of %s by %.1e", kind.__name__, name, difference)
         raise ConfigError(

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gym_rm.engine.backbones.packed_weights import onednn_is_faster, onednn_linear
+
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # elements; larger tiles leave the cache of a CPU
 
 
@@ -138,7 +140,8 @@ def _gradients(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tu
             bias_grad += values.sum(dim=0)
         values = values.to(dtype)
         if hidden_grad is not None:
-            hidden_grad[part] = values @ cast
+            fast = onednn_is_faster(cast)
+            hidden_grad[part] = onednn_linear(values, cast.T) if fast else values @ cast
         if weight_grad is not None:
             _add_product(weight_grad, values.T, states)
     return (
@@ -154,7 +157,7 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, options: LogitO
     if weight.dtype in (torch.bfloat16, torch.float16):
         logits = torch.mm(states, weight.T, out_dtype=torch.float32)
     else:
-        logits = states @ weight.T
+        logits = onednn_linear(states, weight) if onednn_is_faster(weight) else states @ weight.T
     if bias is not None:
         logits.add_(bias.to(logits.dtype))
     if options.softcap is None:

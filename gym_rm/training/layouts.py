@@ -130,6 +130,7 @@ def enable_checkpointing(trained: Trainable, model: PreTrainedModel, layout: For
         options["context_fn"] = lambda: (contextlib.nullcontext(), attending_to_trees(model.base_model))
     try:
         model.gradient_checkpointing_enable(options)
+        model.disable_input_require_grads()  # a hook for reentrant checkpoints, with which nothing could be fused
     except ValueError as error:
         raise ConfigError(f"gradient_checkpointing: {error}") from error
     for decoder in trained.decoders:

@@ -74,8 +74,7 @@ class ParallelModel:
         checkpointing: bool,
         max_num_batched_tokens: int | None,
     ) -> None:
-        adapted = start.peft is not None
-        self.layout = choose_layout(module, start.model, tree=tree, fuse=not (fsdp or adapted))
+        self.layout = choose_layout(module, start.model, tree=tree, fuse=not fsdp)
         logger.info("training %s with %s", start.name, self.layout)
         if checkpointing:
             enable_checkpointing(module, start.model, self.layout)

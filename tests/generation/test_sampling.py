@@ -369,16 +369,19 @@ def test_bfloat16_models_are_sampled():
     assert largest_error(model, rows, completions) < 0.1
 
 
-def test_adapters_are_sampled():
+def test_adapters_are_sampled_as_they_are_now():
     peft = pytest.importorskip("peft")
     model, tokenizer = policy()
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5))
+    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
+    sampler = LocalSampler(adapted, tokenizer, max_new_tokens=6)
+    sampler.sample(rows, seeds=range(6))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
-    completions = LocalSampler(adapted, tokenizer, max_new_tokens=6).sample(rows, seeds=range(6))
+    completions = sampler.sample(rows, seeds=range(6))
+    assert type(sampler._decoder) is LeanDecoder
     adapted.eval()
     assert largest_error(adapted, rows, completions) < 1e-4
     with adapted.disable_adapter():

@@ -58,6 +58,15 @@ def test_gradients_without_that_of_the_entropy_and_with_a_frozen_output_layer():
     assert weight.grad is None
 
 
+def test_a_wide_output_layer_has_the_values_and_gradients_of_linear():
+    hidden, weight, _, targets = inputs(9, 512, 40, dtype=torch.float32, bias=False)
+    both = token_log_probs(hidden, weight / 20, None, targets, options=LogitOptions(), chunk_tokens=4)
+    expected = plain(hidden, weight / 20, None, targets, LogitOptions())
+    torch.testing.assert_close(both, expected, rtol=1e-4, atol=1e-4)
+    got, wanted = (torch.autograd.grad(each[0].sum(), (hidden, weight)) for each in (both, expected))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_large_logits_do_not_overflow():
     hidden, weight, _, targets = inputs(4, 3, 7, dtype=torch.float32, bias=False)
     log_probs, entropy = token_log_probs(hidden * 1e4, weight, None, targets, options=LogitOptions())

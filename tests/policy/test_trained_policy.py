@@ -117,8 +117,8 @@ def test_adapters_are_trained_alone_and_can_be_switched_off():
     pytest.importorskip("peft")
     start = open_policy(None, lora=LoRASettings(rank=4), seed=3)
     policy = TrainedPolicy(start)
-    layout = choose_layout(policy, start.model, tree=True, fuse=False)
-    assert layout.layout == "tree"
+    layout = choose_layout(policy, start.model, tree=True, fuse=True)
+    assert (layout.layout, layout.fuse) == ("tree", True)
     with torch.no_grad():
         for name, parameter in start.model.named_parameters():
             if "lora_B" in name:

@@ -111,8 +111,7 @@ class DecoderBackbone:
                 self._attention(batch, device, prefix=known) if nodes is None else nodes,
                 reads=to_device(reads, device),
                 checkpointing=self.checkpointing and torch.is_grad_enabled(),
-                # For each number of tokens oneDNN compiles kernels, which takes as long as a small product.
-                onednn=nodes is not None and x.shape[1] >= 512 and not torch.is_autocast_enabled(device.type),
+                onednn=nodes is not None and not torch.is_autocast_enabled(device.type),
                 kernels=self.kernels,
             )
         return hidden[: batch.num_reads]

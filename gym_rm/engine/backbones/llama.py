@@ -28,7 +28,7 @@ from gym_rm.engine.backbones.attention import Attention, LayerCall
 from gym_rm.engine.backbones.batch_invariance import current_context
 from gym_rm.engine.backbones.invariant_products import plus_linear
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
-from gym_rm.engine.backbones.packed_weights import can_pack, onednn_linear, packs
+from gym_rm.engine.backbones.packed_weights import SMALLEST_WIDTH, can_pack, onednn_linear, packs
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -62,6 +62,9 @@ def forward_fingerprint(backbone: Any) -> Code | None:
         if "_hf_hook" in own or (hooks and not all(map(is_hook_of_sharding, hooks))):
             return None
         kind: Any = type(module)
+        others = _is_adapted(kind) and (module.lora_variant, module.merged, *module.lora_bias.values())
+        if others and (any(others) or type(module.base_layer) is not nn.Linear):  # than what `_with_adapters` does
+            return None
         forward = kind.forward
         if module not in called:
             forward = _replaced(kind, forward)
@@ -82,12 +85,34 @@ def _replaced(kind: type, forward: Callable[..., Any]) -> Callable[..., Any] | N
     """Return the forward that `llama_forward` replaces for a class of modules; None if it cannot."""
     if issubclass(kind, PRODUCTS):
         return nn.Linear.forward
-    return forward if forward.__module__.startswith(LIBRARIES) else None
+    return forward if forward.__module__.startswith(LIBRARIES) or _is_adapted(kind) else None
 
 
 @functools.cache
 def _is_product(kind: type) -> bool:
-    return kind is nn.Linear or issubclass(kind, PRODUCTS)
+    return kind is nn.Linear or issubclass(kind, PRODUCTS) or _is_adapted(kind)
+
+
+def _is_adapted(kind: type) -> bool:
+    """Return whether modules are linear layers with adapters of peft, which need not be installed."""
+    return f"{kind.__module__}.{kind.__name__}" == "peft.tuners.lora.layer.Linear"
+
+
+def _adapters(module: Any) -> list[tuple[Any, ...]]:
+    """Return down, up, factor and dropout of each adapter of a layer that is switched on."""
+    if not _is_adapted(type(module)) or module.disable_adapters:
+        return []
+    of = (module.lora_A, module.lora_B, module.scaling, module.lora_dropout)
+    every = [[each[name] for each in of] for name in module.active_adapters if name in module.lora_A]
+    return [(down.weight, up.weight, factor, dropout) for down, up, factor, dropout in every]
+
+
+def merged_weight(module: Any) -> Tensor:
+    """Return the weight of a linear layer, with those of its adapters added in a copy."""
+    weight: Tensor = module.weight.detach()
+    for down, up, factor, _ in _adapters(module):
+        weight = torch.addmm(weight, up.detach(), down.detach(), alpha=factor)
+    return weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +160,13 @@ def llama_forward(
         attention: what the tokens attend to.
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
-        onednn: whether products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
+        onednn: whether wide products in float32 on a CPU run in oneDNN, which is faster than torch for many rows.
         kernels: whether the kernels of `engine.kernels.elementwise` run.
     """
     context = current_context()
     if context is None:
-        call = _onednn_call if onednn and x.dtype is torch.float32 and packs() else _call
+        wide = x.dtype is torch.float32 and x.shape[1] >= SMALLEST_WIDTH and packs()
+        call = _onednn_call if onednn and wide else _call
         return _forward(backbone, x, Pass(rotary, attention, call, x.dtype, kernels), reads, checkpointing)
     call = context.caller(len(x), len(x) if reads is None else len(reads))
     torch._C._pop_torch_function_stack()
@@ -240,6 +266,16 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
 def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
     whole = isinstance(x, Tensor)
     product: Tensor = call(linear, x, module.weight, module.bias) if whole else call(module.product, x, dtype)
+    return _with_adapters(product, x, module, call)
+
+
+def _with_adapters(product: Tensor, x: Any, module: Any, call: Call) -> Tensor:
+    """Return the product of a layer with x and its adapters' `factor * up(down(x))` added; product is overwritten."""
+    for down, up, factor, dropout in _adapters(module):
+        inner = call(linear, dropout(x.to(down.dtype)), down) * factor
+        same = product.dtype is up.dtype
+        total = call(plus_linear, product, inner, up) if same else product + call(linear, inner, up)
+        product = total.to(product.dtype)
     return product
 
 
@@ -247,9 +283,9 @@ def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
     """Return `x + module(y)`; in one precision, the matrix product does the addition. x may be overwritten."""
     own = isinstance(module, PRODUCTS)
     if own or x.dtype is not y.dtype or torch.is_autocast_enabled(x.device.type):  # residuals keep their precision
-        product = call(module, y) if own else call(linear, y, module.weight, module.bias)
+        product = call(module, y) if own else _product(module, y, y.dtype, call)
         return x + product if torch.is_grad_enabled() else x.add_(product)
-    x = call(plus_linear, x, y, module.weight)
+    x = _with_adapters(call(plus_linear, x, y, module.weight), y, module, call)
     if module.bias is None:
         return x
     return x + module.bias if torch.is_grad_enabled() else x.add_(module.bias)

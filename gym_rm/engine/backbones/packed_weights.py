@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
+SMALLEST_WIDTH = 512  # for each number of rows oneDNN compiles kernels, which takes as long as a narrower product
 MOST_BYTES = 2**32  # of a model's weights: packed weights take the same memory again
 
 
@@ -24,8 +25,8 @@ class OneDNNLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
-        """Return the product; keeps x and the weight."""
-        ctx.save_for_backward(x, weight)
+        """Return the product; keeps the weight, and x unless the weight is frozen."""
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         return _product(x, packed, bias, plus)
 
     @staticmethod
@@ -101,6 +102,11 @@ def can_pack(weight: Tensor) -> bool:
     """Return whether products with a weight can run with it packed."""
     plain = type(weight) in (Tensor, nn.Parameter) and weight.dtype is torch.float32 and weight.device.type == "cpu"
     return plain and weight.dim() == 2 and weight.is_contiguous()
+
+
+def onednn_is_faster(weight: Tensor) -> bool:
+    """Return whether products of many rows with a weight as it is are faster in oneDNN."""
+    return weight.shape[1] >= SMALLEST_WIDTH and can_pack(weight) and packs()
 
 
 def packs() -> bool:

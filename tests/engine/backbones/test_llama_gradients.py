@@ -25,6 +25,7 @@ MODELS = {
         {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "window": ("mistral", {"sliding_window": 5}),
+    "adapters": ("qwen2", {}),
     "soft cap": ("gemma2", {"sliding_window": 7}),
     "partial rotary positions": ("gpt_neox", {}),
     "experts": ("mixtral", {}),
@@ -43,6 +44,10 @@ def models():
         if name not in made:
             architecture, options = MODELS[name]
             made[name] = tiny_models.reward_model(architecture, initializer_range=0.15, **options)
+            if name == "adapters":
+                peft = pytest.importorskip("peft")
+                config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+                peft.inject_adapter_in_model(config, made[name])
         return made[name]
 
     return of
