@@ -1,7 +1,8 @@
 """8-bit matrix products: several times faster than full precision, with a rounding error in the scores.
 
 Weights are scaled once per output channel, activations per token at every product (vector-wise quantisation, arXiv
-2208.07339, section 3). The scale of a token does not depend on other tokens, and integer sums are exact, so a score
+2208.07339, section 3). In int8, activations have two terms instead of that paper's columns of outliers, which would
+have to be chosen on data. The scale of a token does not depend on other tokens, and integer sums are exact, so a score
 has the same bits in every batch wherever the other operations of the model keep them (see `batch_invariance`). Where
 they do not, the last bit of an activation can change how it is rounded, and a score varies with its batch by about one
 percent of the spread of scores. Norms, attention, residuals and heads keep their precision. `benchmarks/precision.py`
