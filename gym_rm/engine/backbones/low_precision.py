@@ -1,4 +1,4 @@
-"""8-bit matrix products: several times faster than full precision, with a rounding error in the scores.
+"""8-bit matrix products: faster than full precision, with a rounding error in the scores.
 
 Weights are scaled once per output channel, activations per token at every product (vector-wise quantisation, arXiv
 2208.07339, section 3). In int8, activations have two terms instead of that paper's columns of outliers, which would
