@@ -12,21 +12,16 @@ from typing import Any
 
 
 def ids_after(tokenizer: Any, text: str, before: str) -> list[int]:
-    """Return the token ids of a text after another one, or alone if their tokens would be merged."""
-    alone, stem, joined = (
-        list(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in (text, before, before + text)
+    """Return the token ids of a text after another one; those of the text alone if tokens would be merged."""
+    alone, stem, both = (
+        tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, before, before + text)
     )
-    return joined[len(stem) :] if joined[: len(stem)] == stem else alone
+    return list(both[len(stem) :] if both[: len(stem)] == stem else alone)
 
 
 def spellings(tokenizer: Any, texts: Sequence[str], before: str) -> dict[tuple[int, ...], str]:
     """Return the token ids that write each text after another one."""
-    found: dict[tuple[int, ...], str] = {}
-    for written, text in _written(texts).items():
-        for ids in (ids_after(tokenizer, written, before), ids_after(tokenizer, written, "")):
-            if tokenizer.decode(ids).strip() == written.strip():  # some tokenizers put a space first
-                found.setdefault(tuple(ids), text)
-    return found
+    return {tuple(ids_after(tokenizer, form, before)): text for form, text in _written(texts).items()}
 
 
 def masses_of(found: Mapping[tuple[int, ...], tuple[str, float]]) -> dict[str, float]:

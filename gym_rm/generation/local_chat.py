@@ -133,29 +133,20 @@ class LocalChatModel(NeverCopied):
         return replies
 
     def choose(
-        self,
-        conversations: Sequence[Conversation],
-        choices: Sequence[Sequence[str]],
-        *,
-        begin: str = "",
-        deadline: float = math.inf,
+        self, conversations: Sequence[Conversation], choices: Sequence[Sequence[str]], *, begin: str, deadline: float
     ) -> list[ChatReply]:
-        """Return the most likely choice for each of N conversations, with the probabilities of all (`choices.py`).
+        """Return the most likely of its choices for each of N conversations, after the beginning of the reply.
 
-        One forward over token trees computes them; nothing is generated.
-
-        Args:
-            conversations: N conversations.
-            choices: the texts that each reply can go on with.
-            begin: what every reply begins with.
-            deadline: time of `time.monotonic` after which the forward does not start.
+        Nothing is generated: one forward over token trees, which starts before the deadline, reads all choices.
         """
         replies, rows = self._encode(conversations)
-        tokenizer, sequences = self._renderer.tokenizer, list[TokenSequence]()
-        read: list[tuple[int, tuple[int, ...], str]] = []
+        sequences, read = list[TokenSequence](), list[tuple[int, tuple[int, ...], str]]()
         for row, prompt in rows.items():
-            start = [*prompt.tolist(), *ids_after(tokenizer, begin, "\n")]
-            for ids, text in spellings(tokenizer, choices[row], begin or "\n").items():
+            if self._starts_reasoning(prompt):
+                replies[row] = ChatReply(error="the chat template begins every reply with reasoning; switch it off")
+                continue
+            start = [*prompt.tolist(), *ids_after(self._renderer.tokenizer, begin, "\n")]
+            for ids, text in spellings(self._renderer.tokenizer, choices[row], begin).items():
                 whole = np.array([*start, *ids], dtype=np.int32)
                 sequences.append(TokenSequence(whole, np.arange(len(start), len(whole))))
                 read.append((row, ids, text))
@@ -168,11 +159,10 @@ class LocalChatModel(NeverCopied):
                 info = executor.load(LoadSpec(self.model, TokenLogProbabilities()))
                 self._forward = Scheduler(info, layout=info.layout), executor
             result = self._forward[0].run([sequences], self._forward[1])
-        found: dict[int, dict[tuple[int, ...], tuple[str, float]]] = {row: {} for row in rows}
+        found: dict[int, dict[tuple[int, ...], tuple[str, float]]] = {row: {} for row, _, _ in read}
         for (row, ids, text), values in zip(read, result.values, strict=True):
             found[row][ids] = text, math.exp(values.sum(dtype=np.float64))
-        for row, of_row in found.items():
-            masses = masses_of(of_row)
+        for row, masses in ((row, masses_of(each)) for row, each in found.items()):
             best = max(masses, key=masses.__getitem__)
             replies[row] = ChatReply(best, finished=True, num_tokens=len(rows[row]), masses=masses)
         for number, reason in result.failures.items():

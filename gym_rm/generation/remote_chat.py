@@ -79,29 +79,22 @@ class RemoteChatModel(NeverCopied):
         count = self.options.top_logprobs
         told = {"logprobs": True, "top_logprobs": count} if count else {}
         fields = [{**told, "seed": int(seed) % 2**31, **self.options.extra} for seed in seeds]
-        return self._reply_to(conversations, fields, deadline)
+        return self._client.run(self._reply_all(conversations, fields, deadline))
 
     def choose(
-        self,
-        conversations: Sequence[Conversation],
-        choices: Sequence[Sequence[str]],
-        *,
-        begin: str = "",
-        deadline: float = math.inf,
+        self, conversations: Sequence[Conversation], choices: Sequence[Sequence[str]], *, begin: str, deadline: float
     ) -> list[ChatReply]:
-        """Return the most likely choice for each of N conversations, as far as a server tells their probabilities.
+        """Return how likely choices are, as far as a server tells; see `LocalChatModel.choose`.
 
-        See `LocalChatModel.choose`. A server tells the most likely tokens along one reply. A beginning of the reply
-        needs one that knows `continue_final_message`, as vLLM and SGLang do.
+        It tells the most likely tokens along one reply, and must know `continue_final_message`, as vLLM and SGLang do.
         """
-        fields = []
-        for texts in choices:
-            longest = 2 + max(map(len, texts))  # tokens: with a space, and what follows
-            told = {"logprobs": True, "top_logprobs": self.options.top_logprobs or TOP_LOGPROBS, "temperature": 0}
-            open_ = {"continue_final_message": True, "add_generation_prompt": False} if begin else {}
-            fields.append({**self.options.extra, **told, **open_, "max_tokens": min(longest, LAST_TOKENS)})
-        begun = [[*each, *([Message(role="assistant", content=begin)] if begin else [])] for each in conversations]
-        replies = self._reply_to(begun, fields, deadline)
+        told = {"logprobs": True, "top_logprobs": self.options.top_logprobs or TOP_LOGPROBS, "temperature": 0}
+        told |= {"continue_final_message": True, "add_generation_prompt": False}
+        # A choice has at most a token for each character and a space; the next one tells whether it goes on.
+        sizes = [min(LAST_TOKENS, 2 + max(map(len, texts))) for texts in choices]
+        fields = [{**self.options.extra, **told, "max_tokens": size} for size in sizes]
+        begun = [[*each, Message(role="assistant", content=begin)] for each in conversations]
+        replies = self._client.run(self._reply_all(begun, fields, deadline))
         for row, reply in enumerate(replies):
             if reply.error is None:
                 masses, unknown = told_masses(reply.top_log_probs, choices[row])
@@ -112,18 +105,12 @@ class RemoteChatModel(NeverCopied):
         """Close all connections."""
         self._client.close()
 
-    def _reply_to(
+    async def _reply_all(
         self, conversations: Sequence[Conversation], fields: Sequence[dict[str, Any]], deadline: float
     ) -> list[ChatReply]:
         if not conversations:
             return []
-        seconds = min(deadline - time.monotonic(), self.options.timeout)
-        return self._client.run(self._reply_all(conversations, fields, seconds))
-
-    async def _reply_all(
-        self, conversations: Sequence[Conversation], fields: Sequence[dict[str, Any]], seconds: float
-    ) -> list[ChatReply]:
-        deadline = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + min(deadline - time.monotonic(), self.options.timeout)
         try:
             if self._served is None:
                 self._served, _ = await self._client.send(

@@ -63,7 +63,8 @@ def ask(
         asked = [_messages(question, answers[question.seed]) for question in unread]
         if how.decides:
             choices = [[*question.verdicts] for question in unread]
-            replies = model.choose(asked, choices, begin=how.begin, deadline=deadline)
+            begin = f"{how.mode.verdict.line}:"
+            replies = model.choose(asked, choices, begin=begin, deadline=deadline)
         else:
             seeds = [question.seed + attempt for question in unread]
             replies = model.reply(asked, seeds=seeds, deadline=deadline)

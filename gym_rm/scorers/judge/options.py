@@ -47,9 +47,6 @@ class JudgeOptions(JudgedOptions):
     verdict: Literal["written", "probabilities"] = "written"
     """`"probabilities"` takes the mean of the verdicts by their probabilities as the answer, without reasons: one
     forward, or one request with `logprobs`. For small judges, which write no clear verdict."""
-    begins: Flag = True
-    """Whether the answer begins with `Score:` or `Verdict:` before the probabilities are read; False for servers that
-    cannot go on with a message (`continue_final_message`), at the price of the verdicts' probability."""
     min_mass: Finite = pydantic.Field(default=0.1, ge=0, le=1)
     """Least probability of all verdicts together; a question below it has no verdict."""
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
@@ -62,9 +59,10 @@ class JudgeOptions(JudgedOptions):
     def _require_consistent(self) -> JudgeOptions:
         if self.scale is not None and self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
-        if self.verdict == "probabilities" and any(end % 1 for end in self.scale or ()):
+        decides = self.verdict == "probabilities"
+        if decides and any(end % 1 for end in self.scale or ()):
             raise ValueError(f"scale must have whole ends with verdict='probabilities', got {self.scale}")
-        others = {"samples", "marked"} if self.verdict == "probabilities" else {"begins", "min_mass"}
+        others = {"samples", "marked"} if decides else {"min_mass"}
         if given := sorted(others & self.model_fields_set):
             raise ValueError(f"{given} have no effect with verdict={self.verdict!r}")
         return self

@@ -92,7 +92,6 @@ class Questions:
     def __init__(self, style: Style, name: Mode, options: JudgeOptions) -> None:
         self.style, self.mode, self._options = style, style.modes[name], options
         self.decides = options.verdict == "probabilities"
-        self.begin = f"{self.mode.verdict.line}:" if self.decides and options.begins else ""
         self._scale: Scale = options.scale or (DIGITS if self.decides else self.mode.scale)
         sources = [self.mode.ending, *(each.content for each in self.mode.messages if not isinstance(each, str))]
         self._templates = {source: TEMPLATES.from_string(source) for source in sources}
@@ -102,7 +101,7 @@ class Questions:
         """First 16 hex digits of the SHA-256 of everything that it writes."""
         options = self._options
         given = [options.rubric or self.style.rubric, options.principle, self._scale, options.marked]
-        given += [self.begin] if self.decides else []
+        given += [options.verdict] if self.decides else []
         parts = [self.mode.model_dump(mode="json"), *given]
         return hashlib.sha256(json.dumps(to_plain(parts)).encode()).hexdigest()[:16]
 
