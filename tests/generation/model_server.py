@@ -18,8 +18,8 @@ class ModelApp(ChatApp):
 
     It reads `temperature`, `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `continue_final_message`, and answers
     one request after another, so that an answer depends only on its request. `usage` counts tokens; `cached_tokens` is
-    the longest start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of them; `cached`
-    lists it.
+    the longest start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of
+    them; `cached` lists it.
 
     Args:
         folder: the chat model.
