@@ -17,7 +17,7 @@ from gym_rm.types import Provenance
 MANY_REFUSALS = 0.03  # share of questions from which on a note says so
 PLACE_BIAS = 0.05  # distance of the share of the first place from one half
 FEW_KEPT = 0.8  # share of comparisons that keep their verdict
-_MEANS = ("disagreement", "position_consistent", "prefers_first")
+_MEANS = ("disagreement", "position_consistent", "prefers_first", "verdict_mass")
 _TOTALS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
 
 
@@ -35,6 +35,7 @@ class JudgeRecord:
     disagreement: float = math.nan
     position_consistent: float = math.nan
     prefers_first: float = math.nan
+    verdict_mass: float = math.nan
     seconds: float = math.nan
 
     @classmethod
@@ -64,6 +65,7 @@ class JudgeReport:
         refused: share of the questions without a verdict in the end, with a Wilson interval.
         prefers_first: share of the decisive verdicts for the reply shown first; the interval draws comparisons.
         position_consistent: share of the comparisons of two replies that kept their verdict in the other order.
+        verdict_mass: mean probability of all verdicts, of a judge that decides by their probabilities.
         disagreement: mean standard deviation of the samples of a question; None for single samples.
         answers_per_verdict: all answers by the verdicts; 1 if the first answer to each question had one.
         tokens_per_verdict: tokens of questions and answers.
@@ -74,6 +76,7 @@ class JudgeReport:
     refused: Interval
     prefers_first: Interval | None
     position_consistent: Interval | None
+    verdict_mass: Interval | None
     disagreement: float | None
     answers_per_verdict: float | None
     tokens_per_verdict: float | None
@@ -122,6 +125,7 @@ def judge_report(records: Sequence[JudgeRecord | None], *, samples: int | None) 
         refused=wilson_interval(float(unread.sum() / asked.sum()), total),
         prefers_first=interval("prefers_first"),
         position_consistent=interval("position_consistent"),
+        verdict_mass=interval("verdict_mass"),
         disagreement=None if noise is None else noise.value,
         answers_per_verdict=per_verdict("judge_answers"),
         tokens_per_verdict=per_verdict("judge_tokens"),

@@ -17,7 +17,8 @@ from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, Sch
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
-LAST_TOKENS = 4  # whose alternatives are told, see ChatReply
+LAST_TOKENS = 16  # whose alternatives are told, see ChatReply
+TOP_LOGPROBS = 20  # alternatives; the most that vLLM tells
 LOCAL = "gym_rm.generation.local_chat", "LocalChatModel"
 REMOTE = "gym_rm.generation.remote_chat", "RemoteChatModel"
 
@@ -33,6 +34,8 @@ class ChatReply:
         num_tokens: tokens of the conversation and the reply; None if they were not counted.
         top_log_probs: the last tokens, each with the log-probabilities of the most likely ones in its place; empty if
             they were not asked for.
+        masses: probability of each choice, where `choose` was called.
+        unknown: probability that a server did not tell, and that choices could have.
     """
 
     text: str = ""
@@ -40,13 +43,16 @@ class ChatReply:
     error: str | None = None
     num_tokens: int | None = None
     top_log_probs: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    masses: Mapping[str, float] | None = None
+    unknown: float = 0.0
 
 
 @runtime_checkable
 class ChatModel(Protocol):
     """Anything that answers conversations, as judges and simulated users need it.
 
-    The text of a message must not be able to forge turns. `LocalChatModel` and `RemoteChatModel` see to that.
+    The text of a message must not be able to forge turns. `LocalChatModel` and `RemoteChatModel` see to that. A judge
+    that decides by probabilities needs their method `choose` too.
     """
 
     def reply(

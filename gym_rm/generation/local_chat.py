@@ -10,16 +10,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from gym_rm.checks import model_source
 from gym_rm.config import parse_settings
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import TokenLogProbabilities
 from gym_rm.engine.loading.revision import revision_of_model
+from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.thinking import Thinking
+from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, LocalChatOptions, merge_system
+from gym_rm.generation.choices import ids_after, masses_of, spellings
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.generation.models import open_chat_model
 from gym_rm.generation.sampling import LocalSampler
@@ -80,6 +87,7 @@ class LocalChatModel(NeverCopied):
             temperature=self.options.temperature,
             max_num_seqs=self.options.max_num_seqs,
         )
+        self._forward: tuple[Scheduler, LocalExecutor] | None = None  # of `choose`
         self._lock = lock_open_after_fork()
         self._revision = revision_of_model(self._source, self.options.revision)
 
@@ -106,15 +114,7 @@ class LocalChatModel(NeverCopied):
 
         A forward pass is not interrupted, so a call can end one pass after the deadline.
         """
-        if self._merges_system:
-            conversations = [merge_system(conversation) for conversation in conversations]
-        replies = [ChatReply(error=NO_TIME) for _ in conversations]
-        rows: dict[int, TokenIds] = {}
-        for row, rendered in enumerate(self._renderer.encode(conversations)):
-            if isinstance(rendered, ConversationError):
-                replies[row] = ChatReply(error=str(rendered))
-            else:
-                rows[row] = rendered.input_ids
+        replies, rows = self._encode(conversations)
         if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
             return replies
         try:
@@ -132,6 +132,56 @@ class LocalChatModel(NeverCopied):
             self._lock.release()
         return replies
 
+    def choose(
+        self, conversations: Sequence[Conversation], choices: Sequence[Sequence[str]], *, begin: str, deadline: float
+    ) -> list[ChatReply]:
+        """Return the most likely of its choices for each of N conversations, after the beginning of the reply.
+
+        Nothing is generated: one forward over token trees, which starts before the deadline, reads all choices.
+        """
+        replies, rows = self._encode(conversations)
+        sequences, read = list[TokenSequence](), list[tuple[int, tuple[int, ...], str]]()
+        for row, prompt in rows.items():
+            if self._starts_reasoning(prompt):
+                replies[row] = ChatReply(error="the chat template begins every reply with reasoning; switch it off")
+                continue
+            start = [*prompt.tolist(), *ids_after(self._renderer.tokenizer, begin, "\n")]
+            for ids, text in spellings(self._renderer.tokenizer, choices[row], begin).items():
+                whole = np.array([*start, *ids], dtype=np.int32)
+                sequences.append(TokenSequence(whole, np.arange(len(start), len(whole))))
+                read.append((row, ids, text))
+        with self._lock:
+            if time.monotonic() > deadline:
+                return replies
+            self._wake()
+            if self._forward is None:
+                executor = LocalExecutor()
+                info = executor.load(LoadSpec(self.model, TokenLogProbabilities()))
+                self._forward = Scheduler(info, layout=info.layout), executor
+            result = self._forward[0].run([sequences], self._forward[1])
+        found: dict[int, dict[tuple[int, ...], tuple[str, float]]] = {row: {} for row, _, _ in read}
+        for (row, ids, text), values in zip(read, result.values, strict=True):
+            found[row][ids] = text, math.exp(values.sum(dtype=np.float64))
+        for row, masses in ((row, masses_of(each)) for row, each in found.items()):
+            best = max(masses, key=masses.__getitem__)
+            replies[row] = ChatReply(best, finished=True, num_tokens=len(rows[row]), masses=masses)
+        for number, reason in result.failures.items():
+            replies[read[number][0]] = ChatReply(error=reason)
+        return replies
+
+    def _encode(self, conversations: Sequence[Conversation]) -> tuple[list[ChatReply], dict[int, TokenIds]]:
+        """Return replies that wait for their time, or have an error, and the tokens of the others by row."""
+        if self._merges_system:
+            conversations = [merge_system(conversation) for conversation in conversations]
+        replies = [ChatReply(error=NO_TIME) for _ in conversations]
+        rows: dict[int, TokenIds] = {}
+        for row, rendered in enumerate(self._renderer.encode(conversations)):
+            if isinstance(rendered, ConversationError):
+                replies[row] = ChatReply(error=str(rendered))
+            else:
+                rows[row] = rendered.input_ids
+        return replies, rows
+
     def sleep(self) -> None:
         """Move the weights to the CPU; the next `reply` moves them back."""
         with self._lock:
@@ -146,7 +196,7 @@ class LocalChatModel(NeverCopied):
     def close(self) -> None:
         """Release the model; closing twice is allowed."""
         with self._lock:
-            self.model = self._sampler = None
+            self.model = self._sampler = self._forward = None
 
     def _wake(self) -> None:
         if self._sampler is None:

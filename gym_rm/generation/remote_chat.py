@@ -8,19 +8,21 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import COMMON, spaced_messages
 from gym_rm.engine.text.thinking import FIELDS, Thinking
 from gym_rm.errors import ConfigError, ConversationError, RemoteError
-from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
+from gym_rm.generation.chat import LAST_TOKENS, TOP_LOGPROBS, ChatReply, RemoteChatOptions, merge_system
+from gym_rm.generation.choices import told_masses
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied
-from gym_rm.types import Conversation, Provenance
+from gym_rm.types import Conversation, Message, Provenance
 
 ROUTE = "/v1/chat/completions"
 
@@ -74,19 +76,41 @@ class RemoteChatModel(NeverCopied):
         Raises:
             ConfigError: the key is refused, or the server has no such route or model.
         """
-        if not conversations:
-            return []
-        seconds = min(deadline - time.monotonic(), self.options.timeout)
-        return self._client.run(self._reply_all(conversations, seeds, seconds))
+        count = self.options.top_logprobs
+        told = {"logprobs": True, "top_logprobs": count} if count else {}
+        fields = [{**told, "seed": int(seed) % 2**31, **self.options.extra} for seed in seeds]
+        return self._client.run(self._reply_all(conversations, fields, deadline))
+
+    def choose(
+        self, conversations: Sequence[Conversation], choices: Sequence[Sequence[str]], *, begin: str, deadline: float
+    ) -> list[ChatReply]:
+        """Return how likely choices are, as far as a server tells; see `LocalChatModel.choose`.
+
+        It tells the most likely tokens along one reply, and must know `continue_final_message`, as vLLM and SGLang do.
+        """
+        told = {"logprobs": True, "top_logprobs": self.options.top_logprobs or TOP_LOGPROBS, "temperature": 0}
+        told |= {"continue_final_message": True, "add_generation_prompt": False}
+        # A choice has at most a token for each character and a space; the next one tells whether it goes on.
+        sizes = [min(LAST_TOKENS, 2 + max(map(len, texts))) for texts in choices]
+        fields = [{**self.options.extra, **told, "max_tokens": size} for size in sizes]
+        begun = [[*each, Message(role="assistant", content=begin)] for each in conversations]
+        replies = self._client.run(self._reply_all(begun, fields, deadline))
+        for row, reply in enumerate(replies):
+            if reply.error is None:
+                masses, unknown = told_masses(reply.top_log_probs, choices[row])
+                replies[row] = replace(reply, finished=True, masses=masses, unknown=unknown)
+        return replies
 
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
 
     async def _reply_all(
-        self, conversations: Sequence[Conversation], seeds: Sequence[int], seconds: float
+        self, conversations: Sequence[Conversation], fields: Sequence[dict[str, Any]], deadline: float
     ) -> list[ChatReply]:
-        deadline = asyncio.get_running_loop().time() + seconds
+        if not conversations:
+            return []
+        deadline = asyncio.get_running_loop().time() + min(deadline - time.monotonic(), self.options.timeout)
         try:
             if self._served is None:
                 self._served, _ = await self._client.send(
@@ -96,20 +120,18 @@ class RemoteChatModel(NeverCopied):
             raise ConfigError(f"{error} Pass name=, the name of the served model.") from error
         except (RemoteError, Refused) as error:  # the server does not say what it serves
             return [ChatReply(error=str(error)) for _ in conversations]
-        rows = zip(conversations, seeds, strict=True)
-        return await self._client.all_of(self._reply(conversation, int(seed), deadline) for conversation, seed in rows)
+        rows = zip(conversations, fields, strict=True)
+        return await self._client.all_of(self._reply(conversation, own, deadline) for conversation, own in rows)
 
-    async def _reply(self, conversation: Conversation, seed: int, deadline: float) -> ChatReply:
-        """Return one reply."""
+    async def _reply(self, conversation: Conversation, fields: dict[str, Any], deadline: float) -> ChatReply:
+        """Return the reply to a request with these other fields."""
         messages = list(conversation) if self.options.system_role else merge_system(conversation)
         body = {
             "model": self._served,
             "messages": to_plain(spaced_messages(messages, self._control)),
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_new_tokens,
-            "seed": seed % 2**31,
-            **({"logprobs": True, "top_logprobs": self.options.top_logprobs} if self.options.top_logprobs else {}),
-            **self.options.extra,
+            **fields,
         }
         try:
             encoded = json.dumps(body, ensure_ascii=False).encode()

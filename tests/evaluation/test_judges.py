@@ -59,6 +59,22 @@ def test_a_known_place_bias_is_found(share, first):
     ] * (share > 0)
 
 
+class Undecided(Judge):
+    """Prefers the reply shown first by 0.4 to 0.2."""
+
+    def choose(self, conversations, choices, *, begin, deadline):
+        return [ChatReply("A", finished=True, num_tokens=9, masses={"A": 0.4, "B": 0.2}) for _ in conversations]
+
+
+def test_the_probability_of_the_verdicts_is_in_the_report():
+    judge = JudgeScorer(Undecided(by_length), verdict="probabilities", **IN_GROUPS)
+    rows = ScoredComparisons(tuple(ROWS), score_comparisons(judge, ROWS), "judge", dataclasses.asdict(judge.provenance))
+    report = rows.judge()
+    assert (report.verdict_mass.value, report.refused.value) == (pytest.approx(0.6), 0.0)
+    assert (report.prefers_first.value, report.position_consistent.value) == (1.0, 0.0)
+    assert {reward for row in rows.scores for reward in row.rewards} == {0.5}
+
+
 def test_a_known_share_of_refusals_is_found_and_their_pairs_are_left_out():
     def answer(replies, mark, _):
         return "I will not say." if int(min(replies, key=len)) % 4 == 0 else by_length(replies, mark, _)

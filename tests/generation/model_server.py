@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import torch
 from generation.chat_servers import ChatApp
 
@@ -15,10 +16,10 @@ from gym_rm.generation.sampling import LocalSampler
 class ModelApp(ChatApp):
     """ASGI application with `/v1/models` and `/v1/chat/completions`, whose answers are a model's.
 
-    It reads `temperature`, `max_tokens`, `seed`, `logprobs` and `top_logprobs` of a request, and answers one request
-    after another, so that an answer depends only on its request. `usage` counts tokens; `cached_tokens` is the longest
-    start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of them; `cached`
-    lists it.
+    It reads `temperature`, `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `continue_final_message`, and answers
+    one request after another, so that an answer depends only on its request. `usage` counts tokens; `cached_tokens` is
+    the longest start that a prompt has in common with an earlier prompt and its answer, as if a cache kept all of
+    them; `cached` lists it.
 
     Args:
         folder: the chat model.
@@ -40,10 +41,15 @@ class ModelApp(ChatApp):
 
     def generate(self, request):
         """Return the status and the body of the answer to a request."""
-        (prompt,) = self.renderer.encode([request["messages"]])
+        messages, begin = request["messages"], ""
+        if request.get("continue_final_message"):
+            *messages, last = messages
+            begin = last["content"]
+        (prompt,) = self.renderer.encode([messages])
         if isinstance(prompt, ConversationError):
             return 400, {"error": {"message": str(prompt), "type": "BadRequestError"}}
-        prompt = prompt.input_ids
+        begun = self.tokenizer(begin, add_special_tokens=False)["input_ids"]
+        prompt = np.array([*prompt.input_ids, *begun], dtype=np.int32)
         self.sampler.max_new_tokens = request.get("max_tokens", self.max_tokens)
         self.sampler.temperature = request.get("temperature", 1.0)
         (completion,) = self.sampler.sample([prompt], seeds=[request.get("seed", 0)])

@@ -89,30 +89,30 @@ class HeadedDecoder(RewardModel):
         return torch.cat([hidden.float(), self._head(hidden).to(hidden.device)], dim=1)
 
 
-class PolicyAndReference(RewardModel):
-    """Log-probabilities of the tokens that are read, under two causal language models with the same vocabulary.
+class LanguageModels(RewardModel):
+    """Log-probabilities of the tokens that are read, under a causal language model, and under a reference if given.
 
     Raises:
         ConfigError: the vocabularies differ, or a model computes its logits in an unsupported way.
     """
 
-    def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel) -> None:
-        sizes = [model.config.get_text_config().vocab_size for model in (policy, reference)]
-        if sizes[0] != sizes[1]:
+    def __init__(self, *models: PreTrainedModel) -> None:
+        sizes = [model.config.get_text_config().vocab_size for model in models]
+        if sizes[0] != sizes[-1]:
             raise ConfigError(
                 "policy and reference must have the same vocabulary; got vocabularies of "
                 f"{sizes[0]} and {sizes[1]} tokens."
             )
-        super().__init__(policy, reference, decoders=(DecoderBackbone(policy), DecoderBackbone(reference)))
-        self._logits = [OutputLayer(policy), OutputLayer(reference)]
-        self.num_values = 2
+        super().__init__(*models, decoders=tuple(map(DecoderBackbone, models)))
+        self._logits = [*map(OutputLayer, models)]
+        self.num_values = len(models)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the log-probabilities under policy and reference, `[R, 2]`."""
+        """Return the log-probabilities under each model, `[R, K]`."""
         return torch.cat(self._states_and_values(batch)[1], dim=1)
 
     def all_values(self, batch: Batch) -> Tensor:
-        """Return the hidden states of both models at the token before, and the log-probabilities."""
+        """Return the hidden states of the models at the token before, and the log-probabilities."""
         states, columns = self._states_and_values(batch)
         return torch.cat([*(each.float().to(columns[0].device) for each in states), *columns], dim=1)
 
@@ -182,8 +182,7 @@ def make_reward_model(
         case readouts.ClassifierLogits():
             return Classifier(model)
         case readouts.TokenLogProbabilities():
-            assert reference is not None
-            return PolicyAndReference(model, reference)
+            return LanguageModels(model, *([] if reference is None else [reference]))
     return HeadedDecoder(model, readout, prefix_cache)
 
 

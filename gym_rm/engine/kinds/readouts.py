@@ -33,7 +33,7 @@ class TokenLogits:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbabilities:
-    """Log-probability of the token at each position, under the policy and under the reference: K = 2."""
+    """Log-probability of the token at each position, under the model, and under the reference if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ def judge_tables(names: Sequence[str], judges: Sequence[JudgeReport | None]) -> 
         "questions without a verdict": lambda judge: _interval(judge.refused),
         "verdicts for the reply shown first": lambda judge: _interval(judge.prefers_first),
         "same verdict in the other order": lambda judge: _interval(judge.position_consistent),
+        "probability of all verdicts": lambda judge: _interval(judge.verdict_mass),
         "difference of samples (std)": lambda judge: _number(judge.disagreement),
         "answers per verdict": lambda judge: _number(judge.answers_per_verdict),
         "tokens per verdict": lambda judge: _number(judge.tokens_per_verdict),

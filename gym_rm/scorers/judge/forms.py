@@ -6,6 +6,7 @@ no verdict, never a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ Scale: TypeAlias = tuple[float, float]
 
 FLOOR = -50.0
 """Log-probability of an answer that is not among the most likely tokens (Qwen3-Nemotron-32B-GenRM-Principle)."""
+MOST_UNKNOWN = 0.1  # of the verdicts' probability, that a server may hide
 RANKS = (1.0, 6.0)
 TIED_RANK = 3.5
 _BOX = r"\s*(-?\d+(?:\.\d+)?)\s*"
@@ -90,13 +92,36 @@ def read_verdict(
         case "boxed_pair":
             return _boxed_pair(text, scale)
         case "last":
-            values = {choice: place / (len(choices) - 1) for place, choice in enumerate(choices)} or form.values
-            value = _last_value(text, form, values, scale, mark)
+            value = _last_value(text, form, _values(form, choices), scale, mark)
             return (value,) if size == 1 else (value, 1 - value)
         case "json_scores":
             return _json_scores(text, form, size, scale, mark)
         case _:
             return (_log_odds(reply, form.answers),)
+
+
+def verdicts_of(form: VerdictForm, choices: Sequence[str], scale: Scale, size: int) -> dict[str, float]:
+    """Return the verdicts that a judge decides between, and their values; of two replies, without a tie."""
+    levels = {str(level): float(level) for level in range(math.ceil(scale[0]), math.floor(scale[1]) + 1)}
+    values = _values(form, choices) or levels
+    return {name: value for name, value in values.items() if size == 1 or value != 0.5}
+
+
+def read_masses(reply: ChatReply, verdicts: Mapping[str, float], *, size: int, least: float) -> tuple[float, ...]:
+    """Return the values of the replies from the probabilities of all verdicts.
+
+    Raises:
+        NoVerdict: the model gave the verdicts less than `least`, or its server did not tell enough of them.
+    """
+    masses, hidden = reply.masses or {}, f"; up to {reply.unknown:.3g} more were not told" if reply.unknown else ""
+    mass = math.fsum(masses.values())
+    told = f"the probabilities of {[*verdicts]} sum up to {mass:.3g}{hidden}"
+    if not mass or not mass >= least:  # also NaN
+        raise NoVerdict(f"{told}, below min_mass={least:g}")
+    if reply.unknown > MOST_UNKNOWN * mass:
+        raise NoVerdict(f"{told}, so the verdict is not known")
+    value = math.fsum(masses[name] * value for name, value in verdicts.items()) / mass
+    return (value,) if size == 1 else (value, 1 - value)
 
 
 def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float, float]:
@@ -139,6 +164,10 @@ def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
         return tiebroken(first, second, None if match[3] is None else number_on(RANKS, match[3])), match.end()
 
     return read_last(text, _BOXED_PAIR, read)
+
+
+def _values(form: VerdictForm, choices: Sequence[str]) -> Mapping[str, float] | None:
+    return {choice: place / (len(choices) - 1) for place, choice in enumerate(choices)} or form.values
 
 
 def _last_value(text: str, form: VerdictForm, values: Mapping[str, float] | None, scale: Scale, mark: str) -> float:

@@ -157,7 +157,11 @@ class JudgeMode(abc.ABC):
         """Return what the judge wrote of a row first, and how sure it is."""
         first = answers[seats[0].case.questions[0].seed].text
         spreads = [float(seat.values.std()) for seat in seats if len(seat.values)]
-        return {"judgement": first, "disagreement": _mean(spreads)}
+        infos = {"judgement": first, "disagreement": _mean(spreads)}
+        if self.questions.decides:
+            said = [answers[question.seed] for seat in seats for question in seat.case.questions]
+            infos |= {f"verdict_{name}": _mean([getattr(each, name) for each in said]) for name in ("mass", "unknown")}
+        return infos
 
 
 class ScoreMode(JudgeMode):
@@ -228,7 +232,7 @@ class PairwiseMode(JudgeMode):
 
     def __init__(self, questions: Questions, options: JudgeOptions) -> None:
         super().__init__(questions, options)
-        self.choices = questions.mode.is_choice
+        self.choices = questions.mode.is_choice and not questions.decides
         self.comparisons = options.comparisons or ("reference" if options.style == OURS else "all_pairs")
         self.relative = self.comparisons != "reference"
         self._orders = ORDERS[:1] if self.comparisons == "circular" else ORDERS

@@ -27,7 +27,7 @@ class JudgeOptions(JudgedOptions):
     """`score` grades each reply, `pairwise` compares it with others, `listwise` grades a group in one question,
     `rubric` decides each criterion of a rubric. None for what fits the other options."""
     scale: tuple[Finite, Finite] | None = None
-    """Lowest and highest score; None for (1, 10). Most styles have a scale of their own."""
+    """Lowest and highest score; None for (1, 10), or by probabilities (1, 9). Most styles have a scale of their own."""
     comparisons: Comparisons | None = None
     """What `pairwise` compares a reply with: the text in `prompt.metadata["reference_reply"]` (`reference`), or the
     other replies to the same prompt in the call: `all_pairs` (N (N - 1) questions for N replies) or `circular` (N).
@@ -44,6 +44,11 @@ class JudgeOptions(JudgedOptions):
     marked: Flag = True
     """Whether the judge must write the mark of the question beside its verdict. Without, a verdict that it copies from
     a reply can pass for its own."""
+    verdict: Literal["written", "probabilities"] = "written"
+    """`"probabilities"` takes the mean of the verdicts by their probabilities as the answer, without reasons: one
+    forward, or one request with `logprobs`. For small judges, which write no clear verdict."""
+    min_mass: Finite = pydantic.Field(default=0.1, ge=0, le=1)
+    """Least probability of all verdicts together; a question below it has no verdict."""
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
     """Seconds for a call of `score`; rows without a verdict by then are errors."""
     max_retries: NonNegativeInt = 3
@@ -54,4 +59,10 @@ class JudgeOptions(JudgedOptions):
     def _require_consistent(self) -> JudgeOptions:
         if self.scale is not None and self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
+        decides = self.verdict == "probabilities"
+        if decides and any(end % 1 for end in self.scale or ()):
+            raise ValueError(f"scale must have whole ends with verdict='probabilities', got {self.scale}")
+        others = {"samples", "marked"} if decides else {"min_mass"}
+        if given := sorted(others & self.model_fields_set):
+            raise ValueError(f"{given} have no effect with verdict={self.verdict!r}")
         return self

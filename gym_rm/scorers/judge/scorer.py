@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.errors import ConfigError
-from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_model_of
+from gym_rm.generation.chat import LAST_TOKENS, LocalChatOptions, chat_options, open_chat_model_of
 from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.judge.asking import ask
 from gym_rm.scorers.judge.modes import MODES
@@ -23,6 +23,7 @@ VARIABLES_OF = {
     "marked": ("mark",),
     "principle": ("principle",),
     "rubric": ("rubric", "criterion"),
+    "verdict": ("verdicts",),
 }
 """The variables of a style's messages that an option fills."""
 
@@ -41,8 +42,9 @@ class JudgeScorer(NeverCopied):
 
     Infos: `judgement` (the last answer to the first question about the row); `disagreement` (standard deviation of the
     samples); for comparisons `position_consistent` (share of them whose verdict did not change when the two replies
-    changed places) and `prefers_first` (share of the verdicts that are for the reply shown first, without ties). What
-    the row cost, where a question about n rows counts 1 / n for each: `judge_questions`, `judge_answers` (with those
+    changed places) and `prefers_first` (share of the verdicts that are for the reply shown first, without ties);
+    by probabilities `verdict_mass` (of all verdicts) and `verdict_unknown` (the most that a server hid of it). What the
+    row cost, where a question about n rows counts 1 / n for each: `judge_questions`, `judge_answers` (with those
     asked for again), `judge_unread` (questions without a verdict) and `judge_tokens` (NaN if the model does not count
     them).
 
@@ -70,7 +72,10 @@ class JudgeScorer(NeverCopied):
         )
         chat: Any = self.model.options if self._owned else None  # type: ignore[attr-defined]
         temperature = getattr(chat, "extra", {}).get("temperature", chat.temperature) if self._owned else 1.0
-        self._asks_again = bool(self.questions.mode.ending) or temperature > 0  # without an ending, it asks the same
+        again = bool(self.questions.mode.ending) or temperature > 0  # without an ending, it asks the same
+        self._asks_again = again and not self.questions.decides
+        if self.questions.decides and not callable(getattr(self.model, "choose", None)):
+            raise ConfigError(f"{self.model!r:.80} has no method choose, which verdict='probabilities' needs.")
         if self.options.samples > 1 and not temperature:
             raise ConfigError(f"samples={self.options.samples} would all be equal; pass temperature= above 0.")
 
@@ -89,7 +94,7 @@ class JudgeScorer(NeverCopied):
         _require_effect(options, name, style)
         self.questions = Questions(style, name, options)
         self.mode = MODES[name](self.questions, options)
-        return style.chat_defaults
+        return {**style.chat_defaults, **({"max_new_tokens": LAST_TOKENS} if self.questions.decides else {})}
 
     def __repr__(self) -> str:
         return f"JudgeScorer({self.model!r}, mode={self.mode.name!r})"
@@ -105,6 +110,7 @@ class JudgeScorer(NeverCopied):
             "rubric": self.questions.digest,
             **options.model_dump(mode="json", include=names),
         }
+        own |= {"verdict": options.verdict, "min_mass": options.min_mass} if self.questions.decides else {}
         own |= {**options.settings, **({"relative": True} if self.relative else {}), **self.mode.settings}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gym_rm.config import Config, Finite, PositiveInt, parse_settings
 from gym_rm.documents import parse_yaml, read_mapping
 from gym_rm.errors import ConfigError, nearest
+from gym_rm.generation.chat import TOP_LOGPROBS
 from gym_rm.scorers.judge.forms import VerdictForm
 from gym_rm.scorers.judge.options import Mode
 
@@ -28,7 +29,6 @@ FORMS: dict[str, tuple[str, ...]] = {
     "listwise": ("json_scores",),
     "rubric": ("last",),
 }
-TOP_LOGPROBS = 20  # the most that vLLM tells
 FOLDER = Path(__file__).with_name("styles")
 _MODELS = re.compile(r"^models:(?: .*|(?:\n +- .*)+)$", re.MULTILINE)
 Need: TypeAlias = Literal["principle", "rubric", "reference"]
