@@ -182,7 +182,8 @@ class EnvironmentRollout:
         """Generate replies and step until every dialogue has ended; each step makes one score call."""
         chosen = [self._find(messages) for messages in prompts]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        renderer = PolicyRenderer(tokenizer, chat_template=trainer.chat_template, **trainer.chat_template_kwargs)
+        options = {**trainer.chat_template_kwargs, "chat_template": trainer.chat_template}
+        renderer = PolicyRenderer(tokenizer, tools_in_system=False, **options)  # TRL writes the tools
         envs, observations, infos = self._start(chosen)
         rollouts = [Rollout(prompt.tolist()) for prompt in renderer.prompts(observations, infos.get("tools"))]
         active = np.ones(len(rollouts), dtype=np.bool_)

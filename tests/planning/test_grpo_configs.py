@@ -14,7 +14,7 @@ def test_every_config_with_a_model_of_its_own_is_planned():
         for file in CONFIGS.glob("*.yaml")
         if not (load_config(GRPOSettings, file).policy.model or "embedded:").startswith(("embedded:", "outputs/"))
     )
-    assert {file.stem for file in own} == {*CLUSTERS}
+    assert {file.stem for file in own} == {*CLUSTERS, "smollm2"}  # which runs on a CPU
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

@@ -98,13 +98,18 @@ def _read_pairs(file: Any) -> list[list[Conversation]]:
 
 
 def require_fidelity(found: Fidelity, name: str, changes: Mapping[str, str]) -> None:
-    """Warn of a large error of a model's scores; raise ConfigError for a very large one. `changes` say what to set."""
+    """Warn of a large error of a model's scores; raise ConfigError for a very large one. `changes` say what to set.
+
+    In 16 bits of its own, a model whose scores hardly differ has such an error by rounding, so it is only warned of.
+    """
     if found.mean_error is None or found.mean_error <= WARNED_ABOVE:
         return
-    advice = "; ".join(changes.values()) or "pass tree=False, and please report it"
+    in_16_bits = not changes and found.dtype in ("bfloat16", "float16")
+    own = "pass dtype='float32'" if in_16_bits else "pass tree=False, and please report it"
+    advice = "; ".join(changes.values()) or own
     setting = " and ".join(changes) or "its own precision"
     text = f"{name} with {setting} has other scores than its stored weights: {found}"
-    if found.mean_error > REFUSED_ABOVE:
+    if found.mean_error > REFUSED_ABOVE and not in_16_bits:
         raise ConfigError(f"{text}; at most {REFUSED_ABOVE} is accepted: {advice}. check=False loads it unchecked.")
     logger.warning("%s; usual is less than %s. For smaller errors: %s.", text, WARNED_ABOVE, advice)
 
