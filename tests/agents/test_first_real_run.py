@@ -33,12 +33,14 @@ def test_pairs_with_one_prompt_are_never_on_both_sides(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_its_commands_run_without_a_hub(tmp_path, monkeypatch):
+def test_its_commands_run_with_pairs_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(first_real_run, "gym_rm", runner())
-    monkeypatch.setattr(first_real_run, "pairs_of_the_hub", lambda: None)
-    sizes = {"steps": 4, "num_prompts": 4, "audited_rows": 2}
+    pairs = tmp_path / "hub.jsonl"
+    write(pairs, ({"prompt": f"Say {n}", "chosen": f"It is {n}.", "rejected": "No."} for n in range(12)))
+    monkeypatch.setattr(first_real_run, "pairs_of_the_hub", lambda: str(pairs))
+    sizes = {"steps": 2, "num_prompts": 4, "audited_rows": 2}
     first_real_run.run(FirstRealRun(model=str(POLICY), output=str(tmp_path), **sizes))
     assert read_run(tmp_path / "policy").before_and_after()
     assert read_run(tmp_path / "reward-model").training
