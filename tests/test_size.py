@@ -11,30 +11,30 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = {
-    "top": 2_310,
+    "top": 2_340,
     "adapters": 1_010,
-    "cli": 1_610,
+    "cli": 1_700,
     "data": 2_400,
-    "engine": 12_140,
+    "engine": 12_490,
     "envs": 2_800,
-    "evaluation": 3_580,
-    "generation": 1_520,
+    "evaluation": 3_590,
+    "generation": 1_670,
     "http_client": 420,
     "planning": 5_950,
-    "policy": 2_450,
+    "policy": 2_460,
     "reports": 2_550,
     "sandbox": 1_610,
-    "scorers": 8_290,
+    "scorers": 8_360,
     "server": 1_720,
     "testing": 770,
     "training": 2_340,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 48_400
+TESTS = 49_400
 """Lines of `tests/`."""
 
-PAGES = 21_500
+PAGES = 22_400
 """Words of `docs/` outside fenced code and comments."""
 
 
