@@ -62,10 +62,11 @@ class FirstRealRun(Config):
     """Questions of a step, each with 8 replies."""
 
 
-def brevity(conversation: Conversation, prompt: Any) -> float:
-    """Return 1 for a finished reply of at most ten words, less for more words, and 0 for a reply that was cut."""
+def one_short_sentence(conversation: Conversation, prompt: Any) -> float:
+    """Return 1 for a finished reply of five to ten words, less for more words, and 0 for fewer or if it was cut."""
     reply = conversation[-1]["content"].strip()
-    return min(1.0, 10 / len(reply.split())) if reply.endswith((".", "!", "?")) else 0.0
+    words = len(reply.split())
+    return min(1.0, 10 / words) if words >= 5 and reply.endswith((".", "!", "?")) else 0.0
 
 
 def main() -> None:
@@ -104,7 +105,7 @@ def run(settings: FirstRealRun) -> None:
         asked = (form.format(topic.strip()) for form, topic in itertools.product(FORMS, topics))
         write(folder / f"{name}.jsonl", ({"prompt": f"{question} {HINT}"} for question in asked))
 
-    say("1 of 4: the policy learns to answer in at most ten words; 16 questions are held out, and answered first.")
+    say("1 of 4: the policy learns to answer in five to ten words; 16 questions are held out, and answered first.")
     questions = [f"env.prompts={folder}/questions.jsonl", f"eval.prompts={folder}/held_out_questions.jsonl"]
     size = [f"steps={settings.steps}", f"env.num_prompts={settings.num_prompts}"]
     gym_rm("grpo", "--config", "smollm2", f"policy.model={model}", *questions, *size, f"output={folder}/policy")

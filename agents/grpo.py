@@ -23,6 +23,7 @@ import contextlib
 import functools
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -356,6 +357,7 @@ def main() -> None:
     console = Console()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of peft's calls
     try:
         file = arguments.config and settings_file(arguments.config, "grpo")
         settings = fill_defaults(load_config(GRPOSettings, file, arguments.overrides))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agents import first_real_run
-from agents.first_real_run import FirstRealRun, brevity, split, write
+from agents.first_real_run import FirstRealRun, one_short_sentence, split, write
 from gym_rm.errors import ConfigError
 from gym_rm.reports.runs import read_run
 from tests.cli.command import runner
@@ -15,9 +15,14 @@ from tests.cli.command import runner
 POLICY = importlib.resources.files("gym_rm") / "assets" / "policy"
 
 
-def test_brevity_pays_for_short_replies_that_are_finished():
-    replies = ["Yes.", "one two three " * 6 + "four five.", "Yes, because"]
-    assert [brevity([{"role": "assistant", "content": each}], None) for each in replies] == [1.0, 0.5, 0.0]
+def test_one_short_sentence_is_finished_and_has_five_to_ten_words():
+    replies = ["It is made of milk.", "one two three " * 6 + "four five.", "It is made of", "Milk."]
+    assert [one_short_sentence([{"role": "assistant", "content": each}], None) for each in replies] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
 
 
 def test_pairs_with_one_prompt_are_never_on_both_sides(tmp_path):
