@@ -104,7 +104,9 @@ def loaded(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
 
 def quantized(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
     """Return a scorer of a model with 8-bit matrix products, whose layers are replaced when it is loaded."""
-    return loaded(model, tokenizer, quantization="fp8" if model.device.type == "cuda" else "int8", **options)
+    return loaded(
+        model, tokenizer, quantization="fp8" if model.device.type == "cuda" else "int8", check=False, **options
+    )
 
 
 def trl(model: PreTrainedModel, tokenizer: Any) -> Method:

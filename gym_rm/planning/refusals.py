@@ -245,8 +245,8 @@ def _savings(request: PlanRequest) -> Iterator[Changes]:
             yield (f"{part.path}.master_weights=false",)
         if part.role.trains and part.optimizer == "adamw" and not device.is_cpu:
             yield (f"{part.path}.optimizer=adamw_8bit",)
-        if part.role is Role.REWARD_MODEL and part.quantization is None and (device.is_cpu or device.has_fp8):
-            yield (f"{part.path}.quantization={'int8' if device.is_cpu else 'fp8'}",)
+        if part.role is Role.REWARD_MODEL and part.quantization is None and device.has_fp8:
+            yield (f"{part.path}.quantization=fp8",)
         if part.role.trains and part.lora is None:
             yield (f"{part.path}.lora.rank=16",)
         if part.role is Role.REFERENCE:

@@ -82,14 +82,14 @@ def others_slow(names, *fast):
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-EIGHT_BIT = "int8" if tiny_models.DEVICE.type == "cpu" else "fp8"
+EIGHT_BIT = {"quantization": "int8" if tiny_models.DEVICE.type == "cpu" else "fp8", "check": False}
 OPTIONS = (
     {"tree": False},
     {"dtype": "bfloat16"},
     {"dtype": "float16"},
-    {"quantization": EIGHT_BIT},
-    {"quantization": EIGHT_BIT, "tree": False},
-    {"quantization": EIGHT_BIT, "dtype": "bfloat16"},
+    {**EIGHT_BIT},
+    {**EIGHT_BIT, "tree": False},
+    {**EIGHT_BIT, "dtype": "bfloat16"},
     {"dtype": "bfloat16", "tree": False},
     {"attn_implementation": "eager", "tree": False},
 )

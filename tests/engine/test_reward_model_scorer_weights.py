@@ -102,13 +102,15 @@ def test_changed_weights_count_at_once(architecture, options, through_data, two_
 
 # --- update_weights
 
+INT8 = {"quantization": "int8", "check": False}  # decoders are refused
+
 LOADED = [
     ("qwen3", {"tree": False}, "folder"),
     ("qwen3", {"prefix_cache_tokens": 4000}, "state dict"),
-    ("qwen3", {"quantization": "int8"}, "folder"),
-    ("qwen3", {"quantization": "int8"}, "state dict"),
+    ("qwen3", INT8, "folder"),
+    ("qwen3", INT8, "state dict"),
     ("bert", {}, "state dict"),
-    ("bert", {"quantization": "int8"}, "folder"),
+    ("bert", INT8, "folder"),
     ("deepseek_v3", {}, "folder"),  # its router has a bias that is a buffer
     ("deepseek_v3", {}, "state dict"),
 ]
@@ -127,7 +129,7 @@ def test_updated_weights_score_as_if_loaded_from_their_folder(
     assert np.abs(expected - before).max() > 1e-2
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+@pytest.mark.parametrize("options", [{}, INT8])
 def test_a_state_dict_in_half_precision_scores_like_its_folder(options, two_folders, tmp_path, real_conversations):
     old, _ = two_folders("qwen3")
     trained = model_of("qwen3", 1).bfloat16()
@@ -213,7 +215,7 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module", params=[{}, {"quantization": "int8"}], ids=["float32", "int8"])
+@pytest.fixture(scope="module", params=[{}, INT8], ids=["float32", "int8"])
 def refusing(request, two_folders, real_conversations):
     """A scorer that refuses weights, so that it is the same for all of them, and its state before."""
     scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **request.param)
@@ -270,7 +272,7 @@ def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, re
 
 
 def test_a_closed_scorer_raises(two_folders, real_conversations):
-    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], quantization="int8")
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **INT8)
     scorer.score(real_conversations)
     scorer.close()
     scorer.close()
@@ -280,7 +282,7 @@ def test_a_closed_scorer_raises(two_folders, real_conversations):
         scorer.update_weights(two_folders("qwen3")[1])
 
 
-@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 4000}, {"quantization": "int8"}, {"tree": False}])
+@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 4000}, INT8, {"tree": False}])
 def test_a_pickled_scorer_does_not_share_weights_with_the_original(options, two_folders, real_conversations):
     old, new = two_folders("qwen3")
     scorer = gym_rm.load_scorer(old, **options)

@@ -40,6 +40,13 @@ from gym_rm.scores import FloatArray
 from gym_rm.types import NOT_CHECKED, Fidelity
 
 
+INT8_OF_DECODERS = (
+    "quantization='int8' is refused for decoders: the scores of SmolLM2-135M have a mean error of 0.09 (HH) and 0.16 "
+    "(GSM8K) of their spread, for 1.3 times the speed of float32. dtype='bfloat16' has a smaller one, and is faster on "
+    "CPUs that compute it. check=False loads it nevertheless."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model with the forward that was verified.
@@ -119,6 +126,8 @@ def load_and_verify(spec: LoadSpec, sharding: Sharding | None) -> LoadedModel:
     models = [_prepare(source, spec, sharding, table) for source in spec.sources]
     loaded, model = time.perf_counter(), models[0]
     reward_model = _reward_model(spec, models, prefix_cache)
+    if spec.quantization == "int8" and reward_model.decoders and spec.check is not None:
+        raise ConfigError(INT8_OF_DECODERS)
     info = model_info(reward_model, spec)
     trial = _Trial(reward_model, prefix_cache)
     candidate = Candidate(
