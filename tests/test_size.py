@@ -15,7 +15,7 @@ ROOMS = {
     "adapters": 1_010,
     "cli": 1_700,
     "data": 2_400,
-    "engine": 12_490,
+    "engine": 12_500,
     "envs": 2_800,
     "evaluation": 3_590,
     "generation": 1_670,

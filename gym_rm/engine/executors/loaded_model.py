@@ -39,7 +39,6 @@ from gym_rm.errors import ConfigError, brief, logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import NOT_CHECKED, Fidelity
 
-
 INT8_OF_DECODERS = (
     "quantization='int8' is refused for decoders: the scores of SmolLM2-135M have a mean error of 0.09 (HH) and 0.16 "
     "(GSM8K) of their spread, for 1.3 times the speed of float32. dtype='bfloat16' has a smaller one, and is faster on "
