@@ -57,8 +57,8 @@ class EngineOptions(Config):
     max_num_batched_tokens: Annotated[Budget, pydantic.PlainValidator(_budget)] = "auto"
     """Maximum number of tokens in one forward, padding included; `"auto"` chooses it by the device's free memory."""
     quantization: Literal["int8", "fp8"] | None = None
-    """`"int8"` (CPU, encoders) or `"fp8"` (GPU) computes the backbone's matrix products in 8 bits: faster, with a rounding error
-    in the scores (see `benchmarks/README.md`)."""
+    """`"int8"` (CPU, encoders) or `"fp8"` (GPU) computes the backbone's matrix products in 8 bits: faster, with a
+    rounding error in the scores (see `benchmarks/README.md`)."""
     tree: Flag = True
     """Merge shared prefixes into token trees; False turns this off, for comparisons and measurements."""
     prefix_cache_tokens: NonNegativeInt = 0

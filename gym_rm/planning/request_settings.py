@@ -73,7 +73,7 @@ class RewardModelSettings(InferenceSettings):
     """A reward model that scores."""
 
     quantization: Quantization | None = None
-    """`int8` on a CPU (encoders only), `fp8` on a GPU (Ada, Hopper or newer): matrices in 8 bits. The time is planned without it."""
+    """`int8` on a CPU (encoders), `fp8` on a GPU (Ada, Hopper or newer): matrices in 8 bits, which no time counts."""
 
 
 class GenerationSettings(Config):
