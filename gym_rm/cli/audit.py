@@ -74,12 +74,12 @@ def audit(
             report=lambda scored, known: bar.update(task, description=f"{scored:,} of {known:,} replies"),
         )
     values = found.as_dict()
+    if output is not None:
+        write_json(output, values)
+        stderr.print(f"wrote {output}", markup=False)
     if as_json:
         typer.echo(json.dumps(values, indent=1))
     else:
         report_console().print(audit_report(found))
-    if output is not None:
-        write_json(output, values)
-        stderr.print(f"wrote {output}", markup=False)
     if found.level > max_level:
         raise typer.Exit(3)

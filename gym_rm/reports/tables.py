@@ -76,7 +76,9 @@ def signed(value: float, *, like: Sequence[float] = ()) -> str:
         >>> signed(3.4159), signed(-0.001234), signed(-0.004, like=[3.4])
         ('+3.42', '-0.00123', '0.00')
     """
-    largest = max(abs(each) for each in (value, *like))
+    if not math.isfinite(value):  # an end of an interval of one row
+        return f"{value:+}"
+    largest = max(abs(each) for each in (value, *like) if math.isfinite(each))
     decimals = 2 if largest == 0 else min(12, max(0, 2 - math.floor(math.log10(largest))))
     text = f"{value:+.{decimals}f}"
     return text if any(digit in text for digit in "123456789") else text[1:]

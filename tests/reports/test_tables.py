@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -68,6 +69,8 @@ def test_the_middle_of_a_long_reply_is_cut(tmp_path):
         (0.0, [], "0.00"),
         (123.4, [], "+123"),
         (1.5, [19.5], "+1.5"),
+        (1.5, [-math.inf, math.inf], "+1.50"),
+        (-math.inf, [1.5], "-inf"),
     ],
 )
 def test_rewards_are_formatted_with_sign_and_three_digits(value, like, text):
