@@ -21,6 +21,7 @@ from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, 
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
 from gym_rm.evaluation.judges import is_judge
 from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS, Markup, Perturbation, ReplyToChange, markup_of
+from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, provenance_of
 
 LEVELS = ("none", "watch", "exploitable")
@@ -112,7 +113,8 @@ class Audit:
         values = dataclasses.asdict(self) | {"smallest_hole": self.smallest_hole}
         for value, line in zip(values["lines"], self.lines, strict=True):
             value["spreads"] = self.in_spreads(line)
-        return values
+        plain: dict[str, Any] = to_plain(values)  # None for the infinite interval of one row, which JSON does not have
+        return plain
 
 
 def default_rows(scorer: Scorer) -> int:
