@@ -117,6 +117,8 @@ def make_workloads(args: argparse.Namespace, folder: str) -> dict[str, list[Conv
     for name, count, size in (("pairs", args.pairs, 2), ("groups", max(1, args.pairs // 10), 8)):
         every = workloads.hh_groups(4 * count + 8, size)
         groups = [every[start : start + size] for start in range(0, len(every), size)]
+        # For an empty reply, transformers writes one text instead of a pair.
+        groups = [group for group in groups if all(one[-1]["content"].strip() for one in group)]
         short = (g for g in groups if max(len(encode(tokenizer, one)["input_ids"]) for one in g) <= LONGEST)
         found[name] = [one for group, _ in zip(short, range(count), strict=False) for one in group]
     return found
