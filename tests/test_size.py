@@ -17,12 +17,12 @@ ROOMS = {
     "data": 2_400,
     "engine": 12_500,
     "envs": 2_800,
-    "evaluation": 3_590,
+    "evaluation": 3_600,
     "generation": 1_670,
     "http_client": 420,
     "planning": 5_950,
     "policy": 2_460,
-    "reports": 2_550,
+    "reports": 2_560,
     "sandbox": 1_610,
     "scorers": 8_360,
     "server": 1_720,
@@ -31,7 +31,7 @@ ROOMS = {
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 49_400
+TESTS = 49_450
 """Lines of `tests/`."""
 
 PAGES = 22_400
