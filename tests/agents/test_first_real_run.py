@@ -39,6 +39,7 @@ def test_pairs_with_one_prompt_are_never_on_both_sides(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_its_commands_run_with_pairs_of_the_hub(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(first_real_run, "gym_rm", runner())
