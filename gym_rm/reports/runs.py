@@ -125,7 +125,7 @@ class RunWriter:
         Raises:
             FloatingPointError: a number is not finite.
         """
-        metrics = dict(flat(values, "/"))
+        metrics = {name: value for name, value in flat(values, "/") if value != {}}
         for name, value in metrics.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise FloatingPointError(f"metric {name!r} of step {step} must be finite, got {value}.")
@@ -270,9 +270,9 @@ def _typed(path: Path, name: str, text: str) -> float | bool | str | None:
 
 
 def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in nested mappings, with their names joined by a separator."""
+    """Yield the values in nested mappings, empty ones among them, with their names joined by a separator."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flat(value, separator, f"{prefix}{name}{separator}")
         else:
             yield prefix + name, value

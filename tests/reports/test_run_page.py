@@ -18,7 +18,7 @@ ARABIC = "مرحبا \u202e abc"
 def write_full(folder, *, steps=40, prompts=30, hostile=""):
     """Write a run with every metric, groups of training steps, and measurements every ten steps."""
     settings = SETTINGS | {"loss": {"kl_coef": 0.05}, "output": "x"}
-    writer = RunWriter(folder, settings, changed={**settings, "policy": {}})
+    writer = RunWriter(folder, settings, changed={**settings, "policy": {"lora": {}}})
     for step in range(steps + 1):
         values = {"reward_mean": step / 10, "reward_std": 1.0, "accuracy": 0.2 + 0.6 * step / steps}
         if step % 10 == 0:
@@ -199,7 +199,8 @@ def test_the_verdict_comes_before_the_curves():
 
 
 def test_only_settings_that_differ_are_shown(full):
-    assert dict(changed_settings(full)) == {"seed": 7, "env.reward_model": "org/model", "loss.kl_coef": 0.05}
+    shown = {"seed": 7, "policy.lora": {}, "env.reward_model": "org/model", "loss.kl_coef": 0.05}
+    assert dict(changed_settings(full)) == shown
 
 
 def test_control_characters_and_lone_surrogates_are_written_as_escapes(tmp_path):
