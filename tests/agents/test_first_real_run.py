@@ -44,7 +44,8 @@ def test_its_commands_run_with_pairs_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(first_real_run, "gym_rm", runner())
     pairs = tmp_path / "hub.jsonl"
-    write(pairs, ({"prompt": f"Say {n}", "chosen": f"It is {n}.", "rejected": "No."} for n in range(12)))
+    asked = [f"\n\nHuman: Say {n}\n\nAssistant: " for n in range(12)]  # as HH writes conversations
+    write(pairs, ({"chosen": f"{each}It is so.", "rejected": f"{each}No."} for each in asked))
     monkeypatch.setattr(first_real_run, "pairs_of_the_hub", lambda: str(pairs))
     sizes = {"steps": 2, "num_prompts": 4, "audited_rows": 2}
     first_real_run.run(FirstRealRun(model=str(POLICY), output=str(tmp_path), **sizes))
