@@ -7,8 +7,10 @@ import json
 
 import numpy as np
 import pytest
+from vllm_servers import Server
 
 import gym_rm
+from gym_rm.cli.real_models import fetch
 from gym_rm.engine.text.control_tokens import spaced_messages
 from gym_rm.errors import ConfigError
 from tests.checkpoints import conversation
@@ -52,3 +54,29 @@ def test_a_wrong_name_of_the_model_is_in_the_error(chat_server):
     judge = gym_rm.load_scorer(chat_server.url, kind="judge", name="another", max_retries=0)
     with pytest.raises(ConfigError, match="has no model 'another'"):
         judge.score(GIVEN[:1])
+
+
+@pytest.fixture(scope="module")
+def smollm2_server(vllm, tmp_path_factory):
+    try:
+        folder = fetch("smollm2")
+    except ConfigError as error:
+        pytest.skip(f"needs real models: {error}")
+    server = Server(vllm, folder, tmp_path_factory.mktemp("smollm2") / "log")
+    try:
+        yield server.start().wait()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(("options", "atol"), [({}, 0.02), ({"mode": "pairwise", "comparisons": "all_pairs"}, ATOL)])
+def test_probabilities_of_verdicts_are_those_of_the_model_in_this_process(smollm2_server, options, atol):
+    here, there = (
+        gym_rm.load_scorer(str(each), kind="judge", verdict="probabilities", **options).score(GIVEN[:3])
+        for each in (smollm2_server.folder, smollm2_server.url)
+    )
+    np.testing.assert_allclose(there.rewards, here.rewards, rtol=0, atol=atol)
+    known, mass = there.infos["verdict_mass"], here.infos["verdict_mass"]
+    assert (known <= mass + ATOL).all()
+    assert (mass <= known + there.infos["verdict_unknown"] + ATOL).all()
+    assert (mass > 0.5).all()
