@@ -36,7 +36,7 @@ test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported vers
 
 test-real: $(VENV)/extras ## run the tests with small real models, which are fetched once into ~/.cache/gym_rm (630 MB)
 	-$(VENV)/bin/python scripts/real_models.py
-	$(VENV)/bin/python $(PYTEST) --dist loadfile -m real tests/real
+	$(VENV)/bin/python $(PYTEST) --dist loadfile --no-loadscope-reorder -m real tests/real
 
 test-vllm: $(VENV)/extras ## run the tests against a real vLLM for CPUs, which is installed once into ~/.cache/gym_rm (3.4 GB)
 	vllm=$$(PYTHON=$(VENV)/bin/python scripts/vllm_environment.sh) && \

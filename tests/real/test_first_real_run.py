@@ -11,7 +11,7 @@ from tests import real_data
 
 @pytest.mark.data
 def test_the_first_real_run_ends_with_its_pages(smollm2, tmp_path):
-    sizes = ("steps=1", "num_prompts=1", "num_pairs=4", "num_held_out_pairs=4", "audited_rows=2")
+    sizes = ("steps=1", "num_prompts=1", "num_pairs=2", "num_held_out_pairs=2", "audited_rows=2")
     command = (
         "demo",
         "--real",
