@@ -57,7 +57,7 @@ OTHERS = {
     "qwen3_moe": SHAPE | EXPERTS | {"head_dim": 32},
     "bert": SHAPE | {"max_position_embeddings": 2048},
 }
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NAMES = {  # of models and methods, in the results
     "qwen3": "Qwen3, fused",
     "gpt_neox": "GPT-NeoX, not fused",
@@ -208,7 +208,6 @@ def main() -> None:
     for heading in ("batches", "scores", "other bits", "largest difference", "seconds"):
         table.add_column(heading, justify="right")
     cases = [(name, precision) for name in ("qwen3", *OTHERS) for precision in PRECISIONS]
-    cases = [case for case in cases if case[0] == "qwen3" or case[1] != "int8"]
     batches = random_batches(-(-args.batches // len(cases)), len(conversations), args)
     differences = []
     values: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
@@ -216,16 +215,15 @@ def main() -> None:
         if args.only not in name:
             continue
         model = make_model(name, len(tokenizer)).to(PRECISIONS[precision])
-        make_scorer: Callable[..., Any] = scoring.quantized if precision == "int8" else scoring.loaded
-        scorer = make_scorer(model, tokenizer)
-        cached = make_scorer(model, tokenizer, prefix_cache_tokens=2048) if name == "qwen3" else None
+        scorer = scoring.loaded(model, tokenizer)
+        cached = scoring.loaded(model, tokenizer, prefix_cache_tokens=2048) if name == "qwen3" else None
         numbers, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
         differences += [f"{name}, {precision}: {first}"] if first else []
         table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells_of(numbers))
         of_case = values.setdefault(NAMES[name], {}).setdefault(precision, {"gym_rm": numbers})
-        methods = {} if precision == "int8" else {"padded": scoring.padded(model, tokenizer, sort=False)}
+        methods = {"padded": scoring.padded(model, tokenizer, sort=False)}
         for method, (module, make) in PEERS.items():
-            if name == "qwen3" and precision != "int8" and importlib.util.find_spec(module):
+            if name == "qwen3" and importlib.util.find_spec(module):
                 methods[method] = make(model, tokenizer)
         for method, score in methods.items():
             of_case[METHODS[method]], _ = compare(

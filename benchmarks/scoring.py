@@ -8,7 +8,6 @@ Every round runs all methods one after the other in one process, so that other l
 The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
 
 - `ours`: gym_rm. `unshared`: gym_rm, with another beginning of each conversation, so that none shares its prompt.
-  `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU, fp8 on a GPU), with rounding errors (see precision.py).
 - `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
 - `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
 
@@ -47,7 +46,6 @@ NAMES = {  # of methods, in the results
     "sorted": "padded, sorted",
     "arrival": "padded, arrival",
     "unshared": "unshared",
-    "8-bit": "8-bit",
     "trl": "TRL",
     "s-t": "sentence-transformers",
 }
@@ -72,12 +70,6 @@ def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: in
         return rewards.numpy()
 
     return score
-
-
-def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
-    """Score with gym_rm and 8-bit matrix products in the backbone."""
-    scorer = quantized(model, tokenizer)
-    return lambda conversations: scorer.score(conversations).rewards
 
 
 def unshared(scorer: RewardModelScorer) -> Method:
@@ -210,7 +202,6 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
         "sorted": padded(model, tokenizer, sort=True),
         "arrival": padded(model, tokenizer, sort=False),
         "unshared": unshared(scorer),
-        "8-bit": eight_bit(model, tokenizer),
     }
     for name, module, make in (("trl", "trl", trl), ("s-t", "sentence_transformers", sentence_transformers)):
         if args.peers and importlib.util.find_spec(module):
@@ -238,7 +229,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
         used = [
             flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
         ]
-        exact = [result for method, result in rewards.items() if method not in ("8-bit", "unshared")]
+        exact = [result for method, result in rewards.items() if method != "unshared"]
         difference = max(float(np.abs(result - rewards["sorted"]).max()) for result in exact)
         widest = sum(
             max(lengths[start : start + 32]) * len(lengths[start : start + 32])

@@ -25,7 +25,6 @@ HEADINGS = {  # of the methods, in the order of the columns
     "padded, sorted": ("padded", "transformers"),
     "TRL": ("TRL", "GRPOTrainer"),
     "sentence-transformers": ("sentence-", "transformers"),
-    "8-bit": ("gym-rm", "in 8 bit"),
 }
 NAMES, VALUE, TOP, PITCH, BAR = 198, 62, 146, 40, 22  # room for workloads and values; top, pitch and height of bars
 ALIKE = 0.05  # times that differ by less from that of gym-rm have neither colour

@@ -43,7 +43,12 @@ def test_curves_end_with_their_values():
 def test_the_comparison_shows_slower_and_faster_methods():
     result = {
         "hardware": {"CPU": "a CPU", "threads": 2},
-        "values": {"25M": {"pairs": {"times": {"TRL": 2.5, "8-bit": 0.5}}, "singles": {"times": {"TRL": 1.02}}}},
+        "values": {
+            "25M": {
+                "pairs": {"times": {"TRL": 2.5, "sentence-transformers": 0.5}},
+                "singles": {"times": {"TRL": 1.02}},
+            }
+        },
     }
     drawn = make_comparison_picture.draw(result, "25M")
     assert "2.5× | singles | 1.0×" in words(drawn)
