@@ -17,7 +17,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_reward_runs.py
 
-.PHONY: demo test test-rest test-oldest test-real test-vllm test-all lint docs docs-links clean
+.PHONY: demo test test-rest test-oldest test-real test-vllm test-trainers test-all lint docs docs-links clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/gym-rm demo
@@ -42,6 +42,14 @@ test-vllm: $(VENV)/extras ## run the tests against a real vLLM for CPUs, which i
 	vllm=$$(PYTHON=$(VENV)/bin/python scripts/vllm_environment.sh) && \
 		$(VENV)/bin/python -m pytest -q --durations=20 --vllm="$$vllm" tests/real_vllm
 
+TRAINERS = $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/trainers/*/requirements.txt)))
+
+test-trainers: $(TRAINERS:%=test-trainer-%) ## run the tests with the real trainers, each in an environment of its own, .venv-NAME
+
+test-trainer-%: $(VENV)/core ## run the tests with one of them: make test-trainer-verl
+	folder=$$(PYTHON=$(VENV)/bin/python scripts/trainer_environment.sh $*) && \
+		$$folder/bin/python -m pytest -q --durations=20 tests/trainers/$*
+
 test-all: test test-rest test-oldest lint ## run everything
 
 lint: $(VENV)/extras ## check style and types
@@ -56,7 +64,7 @@ docs-links: $(VENV)/docs ## check the links of the site to other sites; needs a 
 	$(VENV)/bin/python -m sphinx -q -b linkcheck docs docs/_build/links
 
 clean: ## remove installed and generated files
-	rm -rf $(VENV) $(VENV)-oldest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # An install creates an empty file, so that it runs again only if its inputs have changed.
 $(VENV)/core: pyproject.toml constraints.txt
