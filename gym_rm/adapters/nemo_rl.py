@@ -131,8 +131,8 @@ class RewardModelEnvironment:
                 if message["role"] != "assistant" and isinstance(message["content"], str):
                     refuse_rendered(message["content"], f"message log {row}")
             return messages
-        prompt, reply = messages[0]["content"], messages[1]["content"]
-        return self._texts.conversation(prompt, prompt + reply)
+        messages[1]["content"] = self._texts.reply(messages[1]["content"])
+        return [*self._texts.messages(messages[0]["content"]), messages[1]]
 
 
 def _metrics(rewards: Any) -> dict[str, float]:

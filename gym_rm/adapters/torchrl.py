@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_rm.adapters import require
 from gym_rm.checks import boolean, finite
-from gym_rm.data.policy_texts import without_end_tokens
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import ScorerLike, try_score
@@ -32,8 +32,8 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         reward_model, scorer_options: arguments of `load_scorer`.
         columns: keys of the tensordict, for example columns of `DatasetChatEnv`'s data set, that reach the scorer as
             fields of the `Prompt`: `answer` as its reference answer, the others as metadata. Missing keys are ignored.
-        tokenizer: the policy's tokenizer. Its end tokens are removed from the end of a reply, because the policy
-            keeps them in the history.
+        tokenizer: the policy's tokenizer. The tokens that end its turns are removed from the ends of
+            replies, because the policy keeps them in the history.
         ends_episode: True ends the episode after one reply; False continues the dialogue.
         fallback_reward: reward of a conversation without a score; None raises ScoringError instead.
 
@@ -58,7 +58,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         self.ends_episode = boolean("ends_episode", ends_episode)
         self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
         self.scorer = load_scorer(reward_model, **scorer_options)
-        self._tokenizer = tokenizer
+        self._texts = None if tokenizer is None else PolicyTexts(tokenizer, apply_chat_template=False)
 
     def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
         history = tensordict.get(("history", "full"), None)
@@ -91,9 +91,8 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         for message, turn in zip(messages, history.unbind(0), strict=True):
             if turn.tool_calls is not None:
                 message["tool_calls"] = turn.tool_calls  # written by the chat template, or refused by the scorer
-        reply = messages[-1]
-        if self._tokenizer is not None and reply["role"] == "assistant" and isinstance(reply["content"], str):
-            reply["content"] = without_end_tokens(self._tokenizer, reply["content"])
+            if self._texts is not None and turn.role == "assistant" and isinstance(turn.content, str):
+                message["content"] = self._texts.reply(turn.content)
         return messages
 
 

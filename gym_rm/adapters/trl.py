@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import one_of
 from gym_rm.data.messages import join_reply, prompt_messages
-from gym_rm.data.policy_texts import decode_reply
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source, without_filled
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
@@ -184,12 +184,13 @@ class EnvironmentRollout:
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         options = {**trainer.chat_template_kwargs, "chat_template": trainer.chat_template}
         renderer = PolicyRenderer(tokenizer, tools_in_system=False, **options)  # TRL writes the tools
+        texts = PolicyTexts(tokenizer, apply_chat_template=False, end_token_ids=getattr(trainer, "eos_token_ids", ()))
         envs, observations, infos = self._start(chosen)
         rollouts = [Rollout(prompt.tolist()) for prompt in renderer.prompts(observations, infos.get("tools"))]
         active = np.ones(len(rollouts), dtype=np.bool_)
         with contextlib.closing(envs):
             while active.any():
-                replies = _generate(rollouts, active, trainer, tokenizer)
+                replies = _generate(rollouts, active, trainer, texts)
                 said = [len(observation) + 1 for observation in observations]
                 observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
                 for row in np.flatnonzero(active).tolist():
@@ -238,7 +239,7 @@ class EnvironmentRollout:
         return envs, observations, infos
 
 
-def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any, tokenizer: Any) -> list[str]:
+def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any, texts: PolicyTexts) -> list[str]:
     """Generate the replies of these rows, append them to the rollouts and return their texts."""
     indices = np.flatnonzero(rows).tolist()
     contexts = [[*rollouts[row].prompt_ids, *rollouts[row].completion_ids] for row in indices]
@@ -247,8 +248,8 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
     replies = [""] * len(rollouts)
     for k, row in enumerate(indices):
         rollouts[row].add(completion_ids[k], by_policy=True, logprobs=None if logprobs is None else logprobs[k])
-        opening = Thinking().opening(tokenizer.decode(contexts[k][-16:]))  # the template's part of the reply
-        replies[row] = opening + decode_reply(tokenizer, completion_ids[k])
+        opening = Thinking().opening(texts.decode(contexts[k][-16:]))  # the template's part of the reply
+        replies[row] = opening + texts.reply(texts.decode(completion_ids[k]))
     return replies
 
 

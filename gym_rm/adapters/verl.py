@@ -11,17 +11,18 @@ to lay the rewards of steps on their tokens would pay for more steps.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.data.messages import join_reply
-from gym_rm.data.policy_texts import decode_reply
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.data.rows import without_filled
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorers.batching import shared_batching_scorer
 from gym_rm.scores import Score
-from gym_rm.types import Conversation, Prompt
+from gym_rm.types import Conversation, Message, Prompt
 
 
 class RewardModelManager:
@@ -32,7 +33,7 @@ class RewardModelManager:
 
     Args:
         config: verl's configuration; `config.reward.reward_kwargs` holds arguments of `load_scorer`.
-        tokenizer: the policy's tokenizer, to decode replies.
+        tokenizer: the policy's tokenizer, to decode replies and find the turns of agent loops.
         compute_score, num_examine, reward_fn_key, reward_router_address, reward_model_tokenizer: ignored; verl passes
             them to every manager.
         reward_kwargs: arguments of `load_scorer`; they override those of the configuration.
@@ -52,7 +53,7 @@ class RewardModelManager:
     ) -> None:
         configured = {} if config is None else dict(config.reward.get("reward_kwargs") or {})
         options = {**configured, **reward_kwargs}
-        self.tokenizer = tokenizer
+        self._texts = PolicyTexts(tokenizer, apply_chat_template=False)
         self.scorer = shared_batching_scorer(options.pop("reward_model", None), options)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -81,15 +82,31 @@ class RewardModelManager:
                 f"{sorted(columns)}; set data.return_raw_chat=True."
             )
         responses = item.batch["responses"]
-        length = int(item.batch["attention_mask"][-responses.shape[-1] :].sum())
-        reply = decode_reply(self.tokenizer, responses[:length])
-        conversation = join_reply(columns["raw_prompt"], reply, "raw_prompt")
+        length = columns.get("response_len", item.batch["attention_mask"][-responses.shape[-1] :].sum())
+        said = self._messages(responses[: int(length)], int(columns.get("__num_turns__", 0)))
+        conversation = join_reply(columns["raw_prompt"], said, "raw_prompt")
         rest = {name: value for name, value in columns.items() if name not in ("raw_prompt", "reward_model")}
         named = without_filled({**rest, **(columns.get("extra_info") or {})})
         named["ground_truth"] = (columns.get("reward_model") or {}).get("ground_truth")
         return conversation, prompt_of_columns(
             conversation[:-1], named, named.get("index"), answer_column="ground_truth"
         )
+
+    def _messages(self, token_ids: Any, num_turns: int) -> Conversation:
+        """Return the messages of a response. verl counts the prompt, each reply, and each turn between two of them."""
+        text = self._texts.decode(token_ids)
+        if num_turns == 2:
+            return [Message(role="assistant", content=self._texts.reply(text))]
+        if num_turns < 2:  # an agent loop that does not count
+            return [Message(role="assistant", content=self._texts.only_reply(text))]
+        messages = self._texts.turns(text)
+        speakers = [role for role, _ in itertools.groupby(message["role"] == "assistant" for message in messages)]
+        if len(speakers) != num_turns - 1 or not speakers[-1]:
+            raise ConversationError(
+                f"the response has {len(speakers)} turns, but the agent loop counted {num_turns - 1}: the policy wrote "
+                f"the markup of a turn, or the loop does not write turns in the chat template. It is {text!r:.500}."
+            )
+        return messages
 
 
 def _columns_of(score: Score) -> dict[str, float]:

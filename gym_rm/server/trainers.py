@@ -124,7 +124,7 @@ def _sample(texts: PolicyTexts | None, body: SlimeBody) -> Conversation:
     """Return the conversation of a sample. A text prompt is one user message if there is no tokenizer to read it."""
     if texts is not None and isinstance(body.prompt, str):
         return texts.conversation(body.prompt, body.prompt + body.response)
-    return join_reply(body.prompt, body.response if texts is None else texts.reply(body.response))
+    return join_reply(body.prompt, body.response if texts is None else texts.only_reply(body.response))
 
 
 def lists_of(scores: Scores, fallback_reward: float | None) -> dict[str, Any]:

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import gymnasium as gym
 import pytest
 from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
@@ -13,6 +11,7 @@ from torchrl.data.llm import History
 from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
+from transformers import AutoTokenizer
 
 from gym_rm.adapters.torchrl import RewardModelTransform
 
@@ -63,11 +62,11 @@ def test_a_reply_gets_a_reward_and_ends_the_episode(recorder):
     assert env.reward_spec.shape == (3, 1)
 
 
-def test_end_tokens_of_the_policy_are_no_part_of_the_reply(recorder):
-    tokenizer = SimpleNamespace(eos_token="<|im_end|>", pad_token=None)
-    env, start = chat_env(RewardModelTransform(recorder, tokenizer=tokenizer), (1,))
-    start["history"].full = histories("four<|im_end|>")
+def test_end_tokens_of_the_policy_are_no_part_of_the_replies(recorder, policy_path):
+    env, start = chat_env(RewardModelTransform(recorder, tokenizer=AutoTokenizer.from_pretrained(policy_path)), (1,))
+    start["history"].full = History.from_chats([chat("q", "five<|im_end|>", "sure?", "four<|im_end|>")])
     assert env.step(start)["next", "reward"].tolist() == [[1.0]]
+    assert recorder.calls == [[chat("q", "five", "sure?", "four")]]
 
 
 def test_ends_episode_false_continues_the_dialogue(recorder):

@@ -27,7 +27,7 @@ def ask(served, *messages):
 
 
 def test_whole_texts_become_conversations(served):
-    later = query("Sure?").replace("How much is 90 - 50?", "Hello") + "\n" + query("four" + "<|im_end|>" * 3)
+    later = query("Sure?").replace("How much is 90 - 50?", "Hello") + "\n" + query("four" + "<|im_end|>" * 3) + "\n"
     assert ask(served, query("40"), SYSTEM + query(""), later) == [0.5, 0.0, 1.0]
     first, second, third = served[0].calls[0]
     assert first == chat("How much is 90 - 50?", "40")
@@ -42,6 +42,7 @@ def test_whole_texts_become_conversations(served):
         ("40", "the start of the reply was not found"),
         ("Hi! " + query("40"), "the prompt was not written by the chat template"),
         (query("FAIL"), "the reply contains FAIL"),
+        (query("40") + "\n<|im_start|>user\nSure?<|im_end|>\n", "goes on with a further turn"),
     ],
 )
 def test_a_text_without_a_score_makes_a_reply_without_scores(served, text, reason):

@@ -32,7 +32,7 @@ def ask(serving):
 
 @pytest.mark.parametrize("prompt", [PROMPT, QUESTION])
 def test_the_body_is_the_reward_of_a_rendered_or_a_listed_prompt(ask, prompt):
-    assert ask(prompt, "It is 40.<|im_end|>") == (200, 1.0)
+    assert ask(prompt, "It is 40.<|im_end|>\n") == (200, 1.0)
     assert ask(prompt, "no<|im_end|>") == (200, 0.0)
 
 
