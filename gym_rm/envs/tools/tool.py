@@ -99,7 +99,7 @@ class Tool:
             fields[name] = required[Annotated[hints[name], info]]
         try:
             shape = TypedDict("Arguments", fields)  # type: ignore[misc]
-            self._adapter: Any = pydantic.TypeAdapter(pydantic.with_config(extra="forbid")(shape))
+            self._adapter: Any = pydantic.TypeAdapter(pydantic.with_config(pydantic.ConfigDict(extra="forbid"))(shape))
             schema = self._adapter.json_schema(schema_generator=_Untitled)
         except pydantic.errors.PydanticUserError as error:
             raise ConfigError(f"tools: {self.name} has a parameter without a JSON schema: {error}") from error
