@@ -1,4 +1,4 @@
-"""TRL: a scorer as one of `reward_funcs`, and a rollout function that steps the environment.
+"""TRL: a scorer as one of `reward_funcs`, a rollout function that steps the environment, and its tools for TRL's loop.
 
 The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
 """
@@ -6,9 +6,11 @@ The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrain
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
@@ -23,32 +25,38 @@ from gym_rm.data.rows import Source, without_filled
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.envs.infos import Infos, Observations
+from gym_rm.envs.spaces import MAX_LENGTH
+from gym_rm.envs.tools.tool import Tool, ToolOptions
+from gym_rm.envs.tools.toolbox import Reply, Toolbox
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import ConfigError, logger
+from gym_rm.errors import ConfigError, RowError, logger
 from gym_rm.scorer import ScorerLike, try_score
 from gym_rm.scorers.load import load_scorer
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt
+from gym_rm.types import Conversation, Message, Prompt
 
 Rewards = list[float | None]
 
 # Keywords that TRL passes to reward functions besides the columns of the data set.
 NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra"})
+NOT_COLUMNS |= {"env_reward", "env_error", "env_dialogue"}  # of rollout functions
 
 
 class RewardModelReward:
     """A scorer as one of TRL's `reward_funcs`: one score call per batch, None for a completion without a score.
 
     Prompts and completions may be messages or plain texts; a text prompt becomes one user message. The columns of the
-    data set (`answer`, ...) reach the scorer as `Prompt`s, so verifiers work as well as reward models. TRL logs
-    `rewards/{name}/mean`. This class also logs `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{component}`
-    for each component of the reward.
+    data set reach the scorer as `Prompt`s, so verifiers work as well as reward models. TRL logs `rewards/{name}/mean`.
+    This class also logs `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{component}` for each component of the
+    reward, and `{name}/error` in the table of completions. After a rollout function it scores `env_dialogue`.
 
     Args:
         reward_model, options: arguments of `load_scorer`.
         name: name of the reward in TRL's metrics.
+        answer_column: column of the data set with the reference answer.
         on_unscored: result for a completion without a score. `"none"` returns None, which GRPO and RLOO leave out of
-            the group. `"raise"` raises ScoringError; use it for online DPO, which counts None as a reward of zero.
+            the group; `"raise"` raises ScoringError. None is `"raise"` in a trainer that would count None as zero, such
+            as online DPO, and else `"none"`.
 
     Example:
         >>> reward = RewardModelReward(lambda conversations: [len(c[-1]["content"]) for c in conversations])
@@ -57,9 +65,16 @@ class RewardModelReward:
     """
 
     def __init__(
-        self, reward_model: ScorerLike = None, *, name: str = "reward_model", on_unscored: str = "none", **options: Any
+        self,
+        reward_model: ScorerLike = None,
+        *,
+        name: str = "reward_model",
+        answer_column: str = "answer",
+        on_unscored: str | None = None,
+        **options: Any,
     ) -> None:
-        self.on_unscored = one_of("on_unscored", on_unscored, ("none", "raise"))
+        self.on_unscored = one_of("on_unscored", on_unscored, (None, "none", "raise"))
+        self.answer_column = answer_column
         self.scorer = load_scorer(reward_model, **options)
         self.__name__ = name
 
@@ -74,13 +89,34 @@ class RewardModelReward:
         """Return the rewards of N completions.
 
         Raises:
-            ConfigError: a text prompt is already rendered by a chat template.
+            ConfigError: a text prompt is already rendered by a chat template, or a rollout function gives no dialogues.
             ScoringError: a completion has no score, and `on_unscored` is `"raise"`.
         """
-        return self._report(self._score(prompts, completions, columns), log_metric)
+        scores = self._score(prompts, completions, columns)
+        # Those of TRL's trainers that leave a missing reward out of the group pass `log_metric`, the others do not.
+        counts_as_zero = "trainer_state" in columns and log_metric is None
+        if self.on_unscored == "raise" or (self.on_unscored is None and counts_as_zero):
+            scores.raise_for_errors()
+        _report_errors(f"{self.__name__}/error", scores.errors, columns.get("log_extra"))
+        if log_metric is not None:
+            log_metric(f"{self.__name__}/unscored", float(len(scores.failed_rows)))
+            log_metric(f"{self.__name__}/truncated_tokens", float(scores.truncated_tokens.sum()))
+            for name, values in scores.components.items():
+                if np.isfinite(values).any():
+                    log_metric(f"{self.__name__}/{name}", float(np.nanmean(values)))
+        return scores.rewards_or_none()
 
     def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
         size = len(prompts)
+        if "env_dialogue" in columns:
+            said = zip(prompts, columns["env_dialogue"], strict=True)
+            completions = [dialogue[len(prompt_messages(prompt)) :] for prompt, dialogue in said]
+        elif "env_reward" in columns:
+            raise ConfigError(
+                "the rollout function returns `env_reward` without `env_dialogue`: its completions may hold results of "
+                "tools and later turns, which are no reply. Let it return the messages of each dialogue up to its last "
+                "reply as `env_dialogue`, or train on `env_reward` alone."
+            )
         listed = {
             name: values.tolist() if hasattr(values, "tolist") else values
             for name, values in columns.items()
@@ -93,21 +129,17 @@ class RewardModelReward:
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             conversations.append(join_reply(prompt, completion))
             row_columns = without_filled({name: values[row] for name, values in columns.items()})
-            rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, None))
+            rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, None, answer_column=self.answer_column))
         return try_score(self.scorer, conversations, rows)
 
-    def _report(self, scores: Scores, log_metric: Callable[[str, float], None] | None) -> Rewards:
-        if self.on_unscored == "raise":
-            scores.raise_for_errors()
-        for row in scores.failed_rows:
-            logger.warning("completion %d has no reward: %s", row, scores.errors[row])
-        if log_metric is not None:
-            log_metric(f"{self.__name__}/unscored", float(len(scores.failed_rows)))
-            log_metric(f"{self.__name__}/truncated_tokens", float(scores.truncated_tokens.sum()))
-            for name, values in scores.components.items():
-                if np.isfinite(values).any():
-                    log_metric(f"{self.__name__}/{name}", float(np.nanmean(values)))
-        return scores.rewards_or_none()
+
+def _report_errors(column: str, errors: Sequence[RowError | None], log_extra: Callable[..., None] | None) -> None:
+    """Log why completions have no reward. TRL's table of completions needs the column in every batch."""
+    for row, error in enumerate(errors):
+        if error is not None:
+            logger.warning("completion %d has no reward: %s", row, error)
+    if log_extra is not None:
+        log_extra(column, [str(error or "") for error in errors])
 
 
 @dataclass(slots=True)
@@ -120,6 +152,8 @@ class Rollout:
         mask: for each completion token, 1 if the policy generated it, else 0.
         logprobs: log-probability of each completion token, 0.0 where the mask is 0.
         reward: sum of the rewards of all replies, None if a reply has no score.
+        error: why the first reply without a score has none.
+        dialogue: the messages up to the last reply.
     """
 
     prompt_ids: list[int]
@@ -127,6 +161,8 @@ class Rollout:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reward: float | None = 0.0
+    error: RowError | None = None
+    dialogue: Conversation = field(default_factory=list)
 
     def add(self, ids: Sequence[int], *, by_policy: bool, logprobs: Sequence[float] | None = None) -> None:
         """Append tokens to the completion."""
@@ -141,10 +177,11 @@ class EnvironmentRollout:
     The completion of a dialogue holds everything after the prompt; results of tools and the user's turns in it are
     masked out of the loss. Sampled tokens stay as they are, also where the template would strip earlier thinking.
     Reward functions get more columns: `env_reward` (sum of the rewards of all replies, None if a reply has no score),
-    `prompt_id` and `answer`. Pass `reward_funcs=rollout.env_reward` to train on `env_reward`.
+    `env_error` (why it has none), `env_dialogue` (the messages up to the last reply), `prompt_id` and `answer`. Pass
+    `reward_funcs=rollout.env_reward` to train on `env_reward`; `RewardModelReward` scores `env_dialogue`.
 
     Args:
-        prompts: argument of `load_prompts`. Make the trainer's data set from `dataset_rows`.
+        prompts: argument of `load_prompts`. The trainer's data set has the same prompts, as in `dataset_rows` or texts.
         reward_model: argument of `load_scorer`.
         settings: keywords of `RewardModel-v0` (`max_turns`, `respond`, `tools`, ...).
 
@@ -176,11 +213,12 @@ class EnvironmentRollout:
     @staticmethod
     def env_reward(env_reward: Sequence[float | None], **columns: Any) -> Rewards:
         """Reward function that returns the column `env_reward`."""
+        _report_errors("env_reward/error", columns.get("env_error", ()), columns.get("log_extra"))
         return list(env_reward)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Generate replies and step until every dialogue has ended; each step makes one score call."""
-        chosen = [self._find(messages) for messages in prompts]
+        chosen = [self._find(prompt) for prompt in prompts]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         options = {**trainer.chat_template_kwargs, "chat_template": trainer.chat_template}
         renderer = PolicyRenderer(tokenizer, tools_in_system=False, **options)  # TRL writes the tools
@@ -192,11 +230,13 @@ class EnvironmentRollout:
             while active.any():
                 replies = _generate(rollouts, active, trainer, texts)
                 said = [len(observation) + 1 for observation in observations]
-                observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
+                observations, rewards, terminations, truncations, _ = envs.step(replies, rows=active)
+                errors = dict(zip(envs.state.scores.rows.tolist(), envs.state.scores.scores.errors, strict=True))
                 for row in np.flatnonzero(active).tolist():
-                    failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
-                    total = rollouts[row].reward
-                    rollouts[row].reward = None if failed or total is None else total + float(rewards[row])
+                    rollout = rollouts[row]
+                    rollout.dialogue = observations[row][: said[row]]
+                    rollout.error = rollout.error or errors.get(row)
+                    rollout.reward = None if rollout.error else (rollout.reward or 0.0) + float(rewards[row])
                 active &= ~(terminations | truncations)
                 for row in np.flatnonzero(active).tolist():
                     ids = renderer.next_turn(rollouts[row].completion_ids, observations[row][said[row] :])
@@ -207,17 +247,20 @@ class EnvironmentRollout:
             "logprobs": [rollout.logprobs for rollout in rollouts] if trainer.use_vllm else None,
             "env_mask": [rollout.mask for rollout in rollouts],
             "env_reward": [rollout.reward for rollout in rollouts],
+            "env_error": [rollout.error for rollout in rollouts],
+            "env_dialogue": [rollout.dialogue for rollout in rollouts],
             "prompt_id": [prompt.prompt_id for prompt in chosen],
             "answer": [prompt.answer for prompt in chosen],
         }
 
-    def _find(self, messages: Conversation) -> Prompt:
-        if _key(messages) not in self._prompts:
+    def _find(self, prompt: Any) -> Prompt:
+        key = _key(prompt_messages(prompt))
+        if key not in self._prompts:
             raise ConfigError(
-                f"the data set has a prompt that is not in `prompts`: {messages!r:.300}; make the data set from "
+                f"the data set has a prompt that is not in `prompts`: {prompt!r:.300}; make the data set from "
                 "rollout.dataset_rows."
             )
-        return self._prompts[_key(messages)]
+        return self._prompts[key]
 
     def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations, Infos]:
         """Make and reset an environment whose row i starts from prompt i."""
@@ -255,3 +298,52 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
 
 def _key(messages: Conversation) -> str:
     return json.dumps([[message["role"], message["content"]] for message in messages])
+
+
+class ToolEnvironment:
+    """The tools of an episode as methods, see `environment_factory`."""
+
+    _toolbox: Toolbox
+
+    def reset(self, prompt: Any, **columns: Any) -> None:
+        """Start an episode with a row of the data set."""
+        row = prompt_of_columns(prompt_messages(prompt), without_filled(columns), None)
+        self._prompt, self._said = replace(row, tools=self._toolbox.schemas), list(row.messages)
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        reply = Reply(Message(role="assistant", content="", tool_calls=[call])).numbered(self._said)
+        self._said.append(reply.message)
+        (answer,) = self._toolbox.answer([reply], [self._said], [self._prompt])
+        self._said += answer.messages
+        return answer.messages[0]["content"]
+
+
+def environment_factory(tools: Any, **tool_options: Any) -> type[ToolEnvironment]:
+    """Return an `environment_factory` for `GRPOTrainer`, with the `tools` and `tool_options` of `RewardModel-v0`.
+
+    The trainer reads the calls, executes them and generates further replies; `RewardModelReward` scores the dialogue.
+
+    Raises:
+        ConfigError: a tool cannot be loaded, or has a name with another meaning for the trainer.
+    """
+    toolbox = Toolbox(tools, ToolOptions(**tool_options), MAX_LENGTH)
+    if taken := [name for name in toolbox.tools if name in ("reset", "get_reward") or name.startswith("_")]:
+        raise ConfigError(f"tools: a method {taken[0]!r} is no tool for TRL; write Tool(function, name='...').")
+    methods = {name: _method(tool) for name, tool in toolbox.tools.items()}
+    return type("ToolEnvironment", (ToolEnvironment,), {**methods, "_toolbox": toolbox})
+
+
+def _method(tool: Tool) -> Callable[..., str]:
+    """Return a method with the parameters that the policy sees; TRL makes its schema from them and the docstring."""
+
+    def method(self: ToolEnvironment, **arguments: Any) -> str:
+        return self._call(tool.name, arguments)
+
+    hints = typing.get_type_hints(tool.function)
+    shown = [each for name, each in inspect.signature(tool.function).parameters.items() if name not in tool.hidden]
+    method.__name__, method.__doc__ = tool.name, inspect.getdoc(tool.function)
+    method.__annotations__ = {name: hint for name, hint in hints.items() if name not in tool.hidden}
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = inspect.Signature([itself, *shown])  # type: ignore[attr-defined]
+    return method
