@@ -31,7 +31,7 @@ LIBRARIES = {
     "nemo_gym": "fastapi",
     "slime": "torch",
     "areal": "math_verify",
-    "ms_swift": "torch",
+    "ms_swift": "swift.rewards",
     "tinker": "tinker_cookbook",
 }
 NUMBER = r"(-?\d+\.\d+)"
