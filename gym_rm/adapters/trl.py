@@ -37,9 +37,9 @@ from gym_rm.types import Conversation, Message, Prompt
 
 Rewards = list[float | None]
 
-# Keywords that TRL passes to reward functions besides the columns of the data set.
+# Keywords that TRL and rollout functions pass to reward functions besides the columns of the data set.
 NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "environments", "log_extra"})
-NOT_COLUMNS |= {"env_reward", "env_error", "env_dialogue"}  # of rollout functions
+NOT_COLUMNS |= {"env_reward", "env_error", "env_dialogue"}
 
 
 class RewardModelReward:
@@ -264,21 +264,17 @@ class EnvironmentRollout:
 
     def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations, Infos]:
         """Make and reset an environment whose row i starts from prompt i."""
-        distinct = {_key(prompt.messages): prompt for prompt in chosen}
         envs = gym.make_vec(
             "RewardModel-v0",
             num_envs=len(chosen),
-            prompts=list(distinct.values()),
+            prompts=chosen,
             reward_model=self._scorer,
             autoreset_mode="Disabled",
             fallback_reward=0.0,  # not used: the trainer gets None for these rows
             **self._settings,
         ).unwrapped
         assert isinstance(envs, RewardVectorEnv)
-        index = {key: k for k, key in enumerate(distinct)}
-        observations, infos = envs.reset(
-            options={"prompt_indices": [index[_key(prompt.messages)] for prompt in chosen]}
-        )
+        observations, infos = envs.reset(options={"prompt_indices": list(range(len(chosen)))})
         return envs, observations, infos
 
 
