@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,11 +110,14 @@ class RewardModelManager:
         return messages
 
 
-def _columns_of(score: Score) -> dict[str, float]:
-    """Return the numbers that verl logs of a reply; every row of a batch needs the same ones."""
+def _columns_of(score: Score) -> dict[str, float | None]:
+    """Return the numbers that verl logs of a reply; every row of a batch needs the same ones.
+
+    Of a component that the reply does not have it is None, which verl leaves out of its means.
+    """
     return {
         "score": score.reward,
         "num_tokens": float(score.num_tokens),
         "truncated_tokens": float(score.truncated_tokens),
-        **{f"component_{name}": value for name, value in score.components.items()},
+        **{f"component_{name}": value if math.isfinite(value) else None for name, value in score.components.items()},
     }

@@ -1,0 +1,7 @@
+import pytest
+from recording import RecordingScorer
+
+
+@pytest.fixture
+def recorder():
+    return RecordingScorer()
