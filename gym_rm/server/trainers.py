@@ -136,12 +136,12 @@ def lists_of(scores: Scores, fallback_reward: float | None) -> dict[str, Any]:
         ScoringError: a sample has no score, and `fallback_reward` is None.
     """
     rewards = scores.rewards_or_fallback(fallback_reward)
-    # OpenRLHF logs the mean of each list, and a component that some samples do not have is no number there.
-    complete = {name: values for name, values in scores.components.items() if np.isfinite(values).all()}
     logs = {
         "score_ok": [float(error is None) for error in scores.errors],
         "num_tokens": scores.num_tokens.astype(float).tolist(),
         "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
-        **{f"component_{name}": values.tolist() for name, values in complete.items()},
     }
+    for name, values in scores.components.items():  # OpenRLHF ends if samples do not have the same logs
+        logs[f"component_{name}"] = np.nan_to_num(values, posinf=0, neginf=0).tolist()
+        logs[f"has_{name}"] = np.isfinite(values).astype(float).tolist()
     return {"rewards": rewards, "scores": [sigmoid(reward) for reward in rewards], "extra_logs": logs}

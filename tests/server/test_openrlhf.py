@@ -1,4 +1,3 @@
-import asyncio
 import importlib.resources
 import json
 import math
@@ -6,7 +5,6 @@ import re
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,53 +156,8 @@ def test_the_password_of_the_url_is_the_key(serving, policy):
             assert httpx.post(url, json={"query": []}, trust_env=False).status_code == status
 
 
-class OneReply:
-    """Inference engine with the method that OpenRLHF's executor calls; it always returns the same tokens."""
-
-    def __init__(self, token_ids):
-        self.token_ids = token_ids
-
-    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
-        output = SimpleNamespace(token_ids=self.token_ids, finish_reason="stop", logprobs=None, text="")
-        return SimpleNamespace(outputs=[output])
-
-
-def run_executors(executor, tokenizer, replies, labels=None):
-    labels = labels or ["4"] * len(replies)
-    params = SimpleNamespace(max_tokens=32, logprobs=None)
-
-    async def rollouts():
-        return await asyncio.gather(
-            *(
-                executor.execute(PROMPT, label, params, 512, tokenizer, OneReply(tokenizer(reply)["input_ids"]))
-                for reply, label in zip(replies, labels, strict=True)
-            )
-        )
-
-    return asyncio.run(rollouts())
-
-
-def test_openrlhfs_executor_gets_rewards_over_http(serving, policy):
-    agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
-    recorder, options = RecordingScorer(), {"policy_tokenizer": policy, "max_batch_size": 32, "max_wait": 3600}
-    with serving(recorder, key="secret", **options) as (server, _):
-        recorder.calls.clear()  # of the known conversations
-        url = server.url.replace("http://", "http://any:secret@") + "/get_reward"
-        executor = agent.SingleTurnAgentExecutor(url)
-        results = run_executors(executor, policy, [f"{'x' * n}<|im_end|>" for n in range(32)])
-    assert [result["reward"] for result in results] == [[n / 4] for n in range(32)]
-    assert len(recorder.calls) == 1
-
-
-def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifying, policy):
-    agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
-    executor = agent.SingleTurnAgentExecutor(verifying[1])
-    results = run_executors(executor, policy, ["It is 40.<|im_end|>"] * 3, ["40", "41", "0"])
-    assert [result["reward"] for result in results] == [[1.0], [0.0], [1.0]]
-
-
-def test_a_component_that_some_samples_do_not_have_is_left_out():
+def test_every_sample_has_the_same_logs():
     components = {"right": [1.0, np.nan], "style": [0.5, 0.5]}
-    reply = lists_of(gym_rm.Scores.from_rewards([1.5, 0.5], components=components), None)
-    assert reply["extra_logs"]["component_style"] == [0.5, 0.5]
-    assert "component_right" not in reply["extra_logs"]
+    logs = lists_of(gym_rm.Scores.from_rewards([1.5, 0.5], components=components), None)["extra_logs"]
+    assert (logs["component_right"], logs["has_right"]) == ([1.0, 0.0], [1.0, 0.0])
+    assert (logs["component_style"], logs["has_style"]) == ([0.5, 0.5], [1.0, 1.0])
