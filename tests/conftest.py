@@ -30,6 +30,7 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--data", type=Path, help=f"folder of the real conversations; default: {real_data.FOLDER}")
+    parser.addoption("--tree", action="append", default=[], metavar="NAME=PATH", help="sources of a trainer")
     parser.addoption("--vllm", type=Path, help="folder of an environment with vLLM, see scripts/vllm_environment.sh")
     parser.addoption(
         "--passed-tests",
@@ -64,6 +65,13 @@ def pytest_terminal_summary(terminalreporter, config):
 def require_data():
     if not real_data.FOLDER.is_dir():
         pytest.skip(f"no folder {real_data.FOLDER}; --data names another one")
+
+
+@pytest.fixture(scope="session")
+def tree(pytestconfig):
+    """Return a function from the name of a trainer to the folder of its sources; a test skips if it is not given."""
+    folders = dict(each.split("=", 1) for each in pytestconfig.getoption("--tree"))
+    return lambda name: Path(folders[name]) if name in folders else pytest.skip(f"needs --tree {name}=PATH")
 
 
 def rows(name):
