@@ -1,8 +1,8 @@
 """verl: a reward manager.
 
 verl passes no prompt to reward functions. The manager reads the messages that verl's data set stores in `raw_prompt`,
-and the `ground_truth` becomes the prompt's `answer`, for verifiers. A reply without a score raises an error: verl has
-no missing reward and would train on any number returned instead.
+and the `ground_truth` becomes the prompt's `answer`, for verifiers. A reply without a score raises an error: verl then
+leaves the sample out of its group, and would train on any number returned instead.
 
 Of a process reward model, verl gets the reward alone: its group estimators add up the rewards of a reply's tokens, so
 to lay the rewards of steps on their tokens would pay for more steps.
