@@ -367,17 +367,11 @@ def test_a_reply_that_forges_turns_has_no_score(reward_worker, recorder, columns
 
 def test_the_last_output_of_a_loop_is_judged_even_if_it_is_the_shortest(reward_worker, recorder):
     rewards = reward_worker(scorer=recorder)
-    ids = [rewards.input_tokenizer(text)["input_ids"] for text in ("A long first reply.<|im_end|>", "71<|im_end|>")]
-    outputs = [
-        AgentLoopOutput(
-            prompt_ids=[5] * 3,
-            response_ids=each,
-            response_mask=[1] * len(each),
-            num_turns=2,
-            metrics=AgentLoopMetrics(),
-        )
-        for each in ids
-    ]
+    outputs = []
+    for prompt_length, text in ((8, "A long first reply.<|im_end|>"), (3, "71<|im_end|>")):
+        ids = rewards.input_tokenizer(text)["input_ids"]
+        parts = {"prompt_ids": [5] * prompt_length, "response_ids": ids, "response_mask": [1] * len(ids)}
+        outputs.append(AgentLoopOutput(**parts, num_turns=2, metrics=AgentLoopMetrics()))
     row = {"raw_prompt": chat(QUESTION), **data_row()}
     asyncio.run(agent_worker(rewards, [])._compute_score(outputs, row))
     assert recorder.calls == [[chat(QUESTION, "71")]]
