@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--data", type=Path, help=f"folder of the real conversations; default: {real_data.FOLDER}")
-    parser.addoption("--tree", action="append", default=[], metavar="NAME=PATH", help="sources of a trainer; repeatable")
+    parser.addoption("--tree", action="append", default=[], metavar="NAME=PATH", help="sources of a trainer")
     parser.addoption("--vllm", type=Path, help="folder of an environment with vLLM, see scripts/vllm_environment.sh")
     parser.addoption(
         "--passed-tests",

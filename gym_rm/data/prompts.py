@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -128,15 +129,17 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         return row
     if not isinstance(row, Mapping):
         row = {"messages": row}
+    kept: Mapping[str, Any] = {}
     if "responses_create_params" in row:
-        row = chat_row(row, where)
+        kept, row = row, chat_row(row, where)  # a resources server gets all fields back, also those that are read here
     field, messages = required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key != field}
     if present(row.get("answer")) in (None, ""):
         columns.pop("answer", None)
     messages, reference = split_reference(messages, where, field)
     columns |= reference
-    return prompt_of_columns(messages, columns, index, where=where)
+    prompt = prompt_of_columns(messages, columns, index, where=where)
+    return dataclasses.replace(prompt, metadata={**prompt.metadata, **kept}) if kept else prompt
 
 
 def prompt_field(

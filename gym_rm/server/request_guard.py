@@ -96,11 +96,12 @@ class _Exchange:
             raise RequestError(
                 "unauthorized", "the key is missing or wrong; send the header Authorization: Bearer KEY."
             )
-        if self.service.only_loopback and not is_loopback(host_name(host)):
+        own, *_ = self.scope.get("server") or [None]
+        if self.service.only_loopback and not is_loopback(name := host_name(host)) and name != own:
             raise RequestError(
                 "wrong_host",
-                f"the header Host is {host[:80]!r}, but a server without a key answers only to localhost and loopback "
-                "addresses; send the request to 127.0.0.1, or start the server with a key.",
+                f"the header Host is {host[:80]!r}, but a server without a key answers only to localhost and its own "
+                "address; send the request to 127.0.0.1, or start the server with a key.",
             )
 
     async def _read_body(self) -> bytes:

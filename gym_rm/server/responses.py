@@ -18,7 +18,7 @@ from gym_rm.scores import Scores
 # Reasons with their status, as HTTP and the own routes have it.
 _REASONS = """
 400 invalid_json 400 bad_request 401 unauthorized 404 not_found 405 method_not_allowed 408 body_timeout
-413 body_too_large 413 too_many_conversations 415 unsupported_media_type 421 wrong_host 422 invalid_request
+409 conflict 413 body_too_large 413 too_many_conversations 415 unsupported_media_type 421 wrong_host 422 invalid_request
 422 failed_row 429 queue_full 500 scorer_error 501 not_supported 503 draining 503 deadline 503 memory
 """
 STATUS = {reason: int(status) for status, reason in re.findall(r"(\d+) (\w+)", _REASONS)}

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 
 import pytest
@@ -5,10 +6,13 @@ import pytest
 pytest.importorskip("fastapi")
 testclient = pytest.importorskip("starlette.testclient", reason="needs httpx")
 
+import httpx
 from recording import RecordingScorer
 
+from gym_rm.adapters import nemo_gym
 from gym_rm.adapters.nemo_gym import make_app
 from gym_rm.errors import ConfigError
+from gym_rm.generation.chat import ChatReply
 from gym_rm.scores import Scores
 from gym_rm.server.options import ServerLimits, ServerOptions
 
@@ -47,6 +51,37 @@ class Parts:
         return Scores.from_rewards([1.5] * size, components={"right": [1.0] * size, "form": [0.5] * size})
 
 
+class Ranks:
+    """Rewards are the places of the replies among those of the call; "?" has none."""
+
+    relative = True
+
+    def score(self, conversations, prompts=None):
+        texts = [conversation[-1]["content"] for conversation in conversations]
+        order = sorted(set(texts))
+        return Scores.from_rewards([None if text == "?" else order.index(text) for text in texts]).raise_for_errors()
+
+
+def verify_all(*bodies, **settings):
+    """Send rows at the same time, with a moment between them, and return the replies in order."""
+
+    async def send():
+        app = make_app(reward_model=Ranks(), **{"group_size": 3, "group_timeout": 0.3, **settings})
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            tasks = []
+            for body in bodies:
+                tasks.append(asyncio.create_task(client.post("/verify", json=body)))
+                await asyncio.sleep(0.02)
+            return await asyncio.gather(*tasks)
+
+    return asyncio.run(send())
+
+
+def member(text, index, **row):
+    return reply(message(text)) | {"_ng_rollout_index": index, **row}
+
+
 def test_a_verified_row_keeps_its_fields_and_its_components_sum_to_the_reward():
     with client_of(reward_model=Parts()) as client:
         verified = client.post("/verify", json=reply(message("It is 42."))).json()
@@ -74,21 +109,40 @@ def test_the_scorer_reads_the_whole_rollout_without_results_that_the_policy_neve
     assert roles == [["user", "assistant", "tool", "assistant"], ["user", "assistant"]]
 
 
-def test_a_row_without_a_score_is_an_error_or_the_failed_row_of_nemo_gym():
-    body = reply(message("42")) | {"expected_answer": None}
+def test_a_row_without_a_score_is_an_error_or_masked():
+    body = reply(message("42")) | {"expected_answer": None, "instance_config": {"seed": 1}}
     with client_of() as client:
         refused = client.post("/verify", json=body)
-    with client_of(failed_rows="judge_failed") as client:
-        failed = client.post("/verify", json=body).json()
     assert refused.status_code == 422
     assert "no reference answer" in refused.json()["error"]["message"]
-    assert failed["_ng_failure_class"] == "judge_failed"
-    assert "no reference answer" in failed["_ng_failure_judge_error"]
+    with client_of(failed_rows="mask") as client:
+        masked = client.post("/verify", json=body).json()
+        in_an_episode = client.post("/verify", json={key: body[key] for key in body if key[0] != "_"}).json()
+    assert (masked["mask_sample"], masked["failure_kind"]) == (True, "verifier_error")
+    assert "no reference answer" in masked["failure_reason"]
+    assert masked["instance_config"] == {"seed": 1, "mask_sample": True}
+    assert masked["_ng_failure_class"] == "verifier_error"
+    assert in_an_episode["mask_sample"] is True
+    assert not [name for name in in_an_episode if name.startswith("_ng_")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(ChatReply("I cannot say.", finished=True), "judge_unparseable"), (ChatReply(error="down"), "judge_failed")],
+)
+def test_the_failure_of_a_judge_has_its_name(answer, kind):
+    class Model:
+        def reply(self, conversations, *, seeds=None, deadline=None):
+            return [answer] * len(conversations)
+
+    with client_of(reward_model={"kind": "judge", "model": Model()}, failed_rows="mask") as client:
+        assert client.post("/verify", json=reply(message("42"))).json()["failure_kind"] == kind
 
 
 def test_metrics_leave_out_rows_that_failed():
     rows = [{"reward": reward, "_ng_task_index": task} for task, reward in ((0, 1.0), (0, 0.0), (1, 4.0))]
     rows.append({"reward": 0.0, "_ng_task_index": 1, "_ng_failure_class": "judge_failed"})
+    rows.append({"reward": 0.0, "_ng_task_index": 1, "mask_sample": True})
     with client_of() as client:
         metrics = client.post("/aggregate_metrics", json={"verify_responses": rows}).json()
         assert client.get("/reverify_mode").json() == "stateless"
@@ -128,14 +182,16 @@ def test_limits_key_and_host_are_those_of_the_server():
         assert client.post("/verify", json=reply(message("4" * 2000)), headers=headers).status_code == 413
     with client_of() as client:
         assert client.post("/verify", json=reply(message("42")), headers={"Host": "other"}).status_code == 421
+    with testclient.TestClient(make_app(reward_model={"kind": "math"}), base_url="http://192.0.2.1:8000") as client:
+        assert client.post("/verify", json=reply(message("42"))).json()["reward"] == 1.0  # NeMo Gym's by their address
 
 
 def test_what_cannot_be_served_is_refused_at_the_start():
-    class Ranks(Parts):
-        relative = True
-
     for settings in (
         {"reward_model": Ranks()},
+        {"group_size": 2},
+        {"reward_model": Ranks(), "group_size": 1},
+        {"reward_model": Ranks(), "group_size": 2, "group_timeout": 0},
         {"prompts": ["Hi"]},
         {"max_turns": 2},
         {"tool": []},
@@ -144,3 +200,70 @@ def test_what_cannot_be_served_is_refused_at_the_start():
     ):
         with pytest.raises(ConfigError):
             make_app(**settings)
+
+
+# --- groups --------------------------------------------------------------------------------------------------------
+
+
+def test_the_replies_of_a_group_are_compared_with_each_other():
+    others = [member(text, index, _ng_task_index=6) for index, text in enumerate("xay")]
+    said = verify_all(member("c", 2), others[0], member("a", 0), others[2], others[1], member("b", 1))
+    assert [each.json()["reward"] for each in said] == [2, 1, 0, 2, 0, 1]
+
+
+def test_a_row_of_a_group_that_fails_leaves_the_others_their_scores():
+    said = verify_all(member("b", 0), member("?", 1), member("a", 2), failed_rows="mask")
+    assert [each.json()["mask_sample"] for each in said if "mask_sample" in each.json()] == [True]
+    assert (said[0].json()["reward"], said[2].json()["reward"]) == (2, 1)
+
+
+def test_a_request_that_is_sent_again_gets_the_same_score_also_after_the_group():
+    named = {"_ng_group_id": "g", "_ng_group_attempt": 1}
+    first = [member(text, index, **named) for index, text in enumerate("bac")]
+    said = verify_all(first[0], first[0], first[1], first[2], first[1])
+    assert [each.json()["reward"] for each in said] == [1, 1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"response": reply(message("other"))["response"]}, {"responses_create_params": {"input": "8 * 7?"}}],
+)
+def test_another_reply_in_the_same_place_is_a_conflict(changed):
+    said = verify_all(member("a", 0), member("a", 0) | changed)
+    assert [each.status_code for each in said] == [422, 409]
+
+
+def test_a_group_that_is_not_complete_in_time_has_failed():
+    said = verify_all(member("a", 0), member("b", 2))
+    assert [each.status_code for each in said] == [422, 422]
+    assert "only 2 of the 3 replies" in said[0].json()["error"]["message"]
+    (said,) = verify_all(member("a", 0), failed_rows="mask")
+    assert said.json()["failure_kind"] == "cohort_incomplete"
+
+
+@pytest.mark.parametrize("row", [{"_ng_rollout_index": 3}, {"_ng_rollout_index": None}, {"_ng_task_index": None}])
+def test_a_row_without_its_place_in_a_group_is_refused(row):
+    (said,) = verify_all(member("a", 0) | row)
+    assert said.status_code == 422
+    assert "_ng_rollout_index" in said.json()["error"]["message"]
+
+
+def test_finished_groups_make_room_for_others_and_open_ones_do_not(monkeypatch):
+    monkeypatch.setattr(nemo_gym, "MOST_GROUPS", 1)
+    done = [member(text, index, _ng_group_id="g") for index, text in enumerate("bac")]
+    said = verify_all(*done, member("a", 0, _ng_group_id="h"), member("a", 0, _ng_group_id="i"))
+    assert [each.status_code for each in said] == [200, 200, 200, 422, 429]
+
+
+# --- sessions ------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_of_an_environment_server_are_named_and_have_a_cookie():
+    session = {"resources_session_id": "s1", "episode_id": {"rollout_id": "0-0", "attempt": 0}}
+    with client_of() as client:
+        seeded = client.post("/seed_session", json={**session, "task_id": {}, "task_data": {}})
+        assert seeded.json() == {"resources_session_id": "s1"}
+        assert seeded.cookies
+        for _ in range(2):
+            assert client.post("/close_session", json=session).json() == {"resources_session_id": "s1"}
+        assert client.post("/close_session", json={"resources_session_id": ""}).status_code == 422

@@ -31,7 +31,7 @@ class NemoGymScorer(NeverCopied):
     Each conversation is a session: its data row goes to `/seed_session`, the row and the replies go to `/verify`. The
     row is `Prompt.metadata` if that has `responses_create_params`; otherwise it is made of the messages, tools, answer
     (`expected_answer`) and metadata of the prompt. `reward_components` become `Scores.components`. A row that the
-    server could not verify, or whose `_ng_failure_class` is set, has an error.
+    server could not verify, or that it masks (`mask_sample`, `_ng_failure_class`), has an error.
 
     Args:
         url: the server, without a path.
@@ -105,8 +105,11 @@ def _read_row(body: bytes) -> Scores:
     reply = parse_body(body)
     if not isinstance(reply, Mapping):
         raise InvalidReply(f"the reply must be an object, got {reply!r:.80}")
-    if (failure := reply.get("_ng_failure_class")) is not None:
-        return failed_row(f"the server could not verify it: {failure}: {reply.get('_ng_failure_judge_error')}")
+    marks, nested = [reply.get("mask_sample"), reply.get("_ng_failure_class")], reply.get("instance_config")
+    if any(marks) or (isinstance(nested, Mapping) and nested.get("mask_sample")):
+        kind = reply.get("failure_kind") or reply.get("_ng_failure_class") or "masked"
+        reason = reply.get("failure_reason") or reply.get("_ng_failure_judge_error")
+        return failed_row(f"the server could not verify it: {kind}: {reason}")
     try:
         parts = dict(reply.get("reward_components") or {})
         components = {name: [finite(f"reward_components[{name!r}]", value)] for name, value in parts.items()}
