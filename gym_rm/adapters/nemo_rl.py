@@ -1,7 +1,4 @@
-"""NeMo RL: a reward model environment with NeMo RL's `EnvironmentInterface`.
-
-Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment.
-"""
+"""NeMo RL: a reward model environment with NeMo RL's `EnvironmentInterface`, for `ray.remote` and `register_env`."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class RewardModelEnvironment:
 
     Args:
         config: arguments of `load_scorer`, as in `{"reward_model": "org/name", "dtype": "bfloat16"}` or
-            `{"kind": "math"}`; NeMo RL's `enabled` and `processor` are left out.
+            `{"kind": "math"}`, and the two below; NeMo RL's `enabled` and `processor` are left out.
         policy_tokenizer: the policy's tokenizer, or its folder or hub id. It is needed if the data processor stores
             prompts as rendered text (as `math_hf_data_processor` does): the messages are parsed from that text.
         fallback_reward: reward of a message log that cannot be scored; None raises ScoringError instead.
@@ -59,15 +56,17 @@ class RewardModelEnvironment:
         policy_tokenizer: Any = None,
         fallback_reward: float | None = None,
     ) -> None:
-        self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
-        self._released = False
-        self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
         if "model_name" in config:
             raise ConfigError(
                 f"the section is that of NeMo RL's own environment; write reward_model: {config['model_name']}, and "
                 "dtype, max_length and the other options of load_scorer beside it."
             )
-        options = {key: value for key, value in config.items() if key not in ("enabled", "processor")}
+        own = {"policy_tokenizer": policy_tokenizer, "fallback_reward": fallback_reward}
+        options = {key: value for key, value in {**own, **config}.items() if key not in ("enabled", "processor")}
+        tokenizer, fallback = options.pop("policy_tokenizer"), options.pop("fallback_reward")
+        self.fallback_reward = None if fallback is None else finite("fallback_reward", fallback)
+        self._released = False
+        self._texts = None if tokenizer is None else PolicyTexts(tokenizer)
         self.scorer: Scorer = acquire_scorer(options.pop("reward_model", None), options)
 
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
@@ -75,7 +74,7 @@ class RewardModelEnvironment:
 
         Args:
             message_log_batch: B lists of messages.
-            metadata: B dicts; `ground_truth` is the reference answer for verifiers.
+            metadata: B dicts, or nothing; `ground_truth` is the reference answer for verifiers.
 
         Returns:
             Rewards float32 `[B]` and terminateds bool `[B]` (all True) on the CPU. Observations are empty messages,
@@ -88,7 +87,7 @@ class RewardModelEnvironment:
         import torch
 
         conversations = [self._conversation(log, row) for row, log in enumerate(message_log_batch)]
-        rows = metadata if metadata is not None else [None] * len(conversations)
+        rows = metadata or [None] * len(conversations)
         if len(rows) != len(conversations):
             raise ConfigError(
                 f"metadata must have one entry for each of the {len(conversations)} message logs, got {len(rows)}."
