@@ -35,7 +35,6 @@ from gym_rm.types import Conversation, Message, Prompt
 
 Body: TypeAlias = dict[str, Any]
 INCOMPLETE = "cohort_incomplete"  # NeMo Gym's name of the failure
-MOST_GROUPS = 4096
 
 
 def make_app(
@@ -54,12 +53,12 @@ def make_app(
     Args:
         reward_model, scorer_options: arguments of `load_scorer`.
         options: key and limits of the server. Without a key, the header `Host` must be the address that it listens on.
-        failed_rows: what `/verify` answers for a row without a score. `"error"` is HTTP status 422. `"mask"` is NeMo
-            Gym's row with `mask_sample`, `failure_kind` and `failure_reason`, which its collection leaves out of all
-            numbers and repeats; NeMo RL leaves it out of the loss, but its reward of 0.0 counts in the baseline.
-        group_size: number of replies of a group, for a scorer that compares them. A reply waits until its group, which
-            `_ng_group_id` or else `_ng_task_index` names, has one for each `_ng_rollout_index` from 0.
-        group_timeout: seconds after which the rows of a group that is not complete have failed.
+        failed_rows: what `/verify` answers for a row without a score: `"error"`, HTTP status 422, or `"mask"`, a row
+            with `mask_sample` and `failure_kind`. NeMo Gym leaves it out of all numbers and repeats it. NeMo RL leaves
+            it out of the loss, but its reward of 0.0 counts in the baseline.
+        group_size: number of replies of a group, for a scorer that compares them; a reply waits for its group, which
+            `_ng_group_id` or `_ng_task_index` names, to have each `_ng_rollout_index` from 0.
+        group_timeout: seconds after which an incomplete group has failed, and a scored one is forgotten.
 
     Raises:
         ConfigError: an option is invalid, or the scorer compares the replies of a group and group_size is missing.
@@ -70,8 +69,6 @@ def make_app(
         ['/aggregate_metrics', '/close_session', '/health']
     """
     one_of("failed_rows", failed_rows, ("error", "mask"))
-    if finite("group_timeout", group_timeout) <= 0:
-        raise ConfigError(f"group_timeout must be positive, got {group_timeout!r} seconds.")
     scorer = load_scorer(reward_model, **scorer_options)
     if is_relative(scorer) != (group_size is not None):
         does = "compares" if is_relative(scorer) else "does not compare"
@@ -81,9 +78,9 @@ def make_app(
         )
     service = Service(scorer, options or ServerOptions())
     service.only_loopback = service.options.key is None
-    groups = None
+    groups, timeout = None, finite("group_timeout", group_timeout)
     if group_size is not None:
-        groups = _Groups(service, integer("group_size", group_size, minimum=2), group_timeout)
+        groups = _Groups(service, integer("group_size", group_size, minimum=2), timeout)
     return guarded_app(service, _Server(service, failed_rows, groups).routes())
 
 
@@ -147,21 +144,20 @@ class _Server:
         return json_response({"agent_metrics": means, "key_metrics": means})
 
 
+@dataclass(slots=True, eq=False)
 class _Group:
-    """Replies and prompts by their index until they are scored, digests of the replies, and the task of the scores."""
+    """Replies and prompts by their index until they are scored, and digests of the replies."""
 
-    def __init__(self) -> None:
-        self.replies: dict[int, tuple[Conversation, Prompt]] = {}
-        self.digests: dict[int, bytes] = {}
-        self.complete = asyncio.Event()
-        self.scores: asyncio.Task[Scores]
+    replies: dict[int, tuple[Conversation, Prompt]]
+    digests: dict[int, bytes]
+    complete: asyncio.Event
+    scores: asyncio.Task[Scores] | None = None
 
 
 class _Groups:
     """Collects the replies of groups, which come in requests of their own, and scores a group in one call.
 
-    A request that is sent again gets the same score. Groups with an id are remembered for that, up to `MOST_GROUPS`; an
-    index of a task can come again in another run.
+    A request that is sent again gets the same score, also later if the group has an id: a task can come in another run.
     """
 
     def __init__(self, service: Service, size: int, timeout: float) -> None:
@@ -178,7 +174,9 @@ class _Groups:
                 f"_ng_task_index, got {index!r:.80} and {name!r:.80}."
             )
         key = json.dumps(name)
-        group = self._groups.get(key) or self._open(key, keep=group_id is not None)
+        if (group := self._groups.get(key)) is None:
+            group = self._groups[key] = _Group({}, {}, asyncio.Event())
+        group.scores = group.scores or asyncio.create_task(self._collect(key, group, keep=group_id is not None))
         digest = hashlib.sha256(json.dumps(conversation).encode()).digest()
         others = (reply[1].messages for reply in group.replies.values())
         if group.digests.setdefault(index, digest) != digest or any(messages != prompt.messages for messages in others):
@@ -188,35 +186,20 @@ class _Groups:
             group.complete.set()
         return (await asyncio.shield(group.scores))[index]
 
-    def _open(self, key: str, *, keep: bool) -> _Group:
-        if len(self._groups) >= MOST_GROUPS:
-            done = next((name for name, group in self._groups.items() if group.scores.done()), None)
-            if done is None:
-                raise RequestError("queue_full", f"{MOST_GROUPS} groups are not complete; try again later.")
-            del self._groups[done]
-        group = self._groups[key] = _Group()
-        group.scores = asyncio.create_task(self._collect(key, group, keep))
-        return group
-
-    async def _collect(self, key: str, group: _Group, keep: bool) -> Scores:
+    async def _collect(self, key: str, group: _Group, *, keep: bool) -> Scores:
         try:
             async with asyncio.timeout(self.timeout):
                 await group.complete.wait()
             conversations, prompts = zip(*(group.replies[index] for index in range(self.size)), strict=True)
-            return await self.service.score(conversations, Request({"type": "http"}, _forever), prompts)
+            stays = Request({"type": "http"}, asyncio.Event().wait)  # type: ignore[arg-type]  # a client that never goes
+            return await self.service.score(conversations, stays, prompts)
         except TimeoutError:
-            came = f"{len(group.replies)} of the {self.size} replies of group {key:.80} came"
-            error = RowError(f"only {came} within group_timeout={self.timeout:g} seconds.", INCOMPLETE)
+            came = f"only {len(group.replies)} of the {self.size} replies of group {key:.80} came"
+            error = RowError(f"{came} within group_timeout={self.timeout:g} seconds.", INCOMPLETE)
             return Scores.from_rewards([math.nan] * self.size, errors=[error] * self.size)
         finally:
             group.replies = {}
-            if not keep:
-                del self._groups[key]
-
-
-async def _forever() -> Any:
-    """Wait as the connection of a client that stays: no member of a group decides for the others."""
-    await asyncio.Event().wait()
+            asyncio.get_running_loop().call_later(self.timeout if keep else 0, self._groups.pop, key, None)
 
 
 def _verified(score: Score) -> Body:
@@ -234,17 +217,13 @@ def _verified(score: Score) -> Body:
 def _masked(score: Score, row: Body) -> Body:
     """Return what `/verify` adds to a row without a score: NeMo Gym reads `mask_sample`, NeMo RL `instance_config`."""
     assert score.error is not None
-    kind, asked = "verifier_error", score.infos.get("judge_answers")
-    if score.error.kind == INCOMPLETE:
-        kind = INCOMPLETE
-    elif asked is not None:
-        kind = "judge_unparseable" if asked else "judge_failed"
-    config = row.get("instance_config")
-    masked = {"reward": 0.0, "mask_sample": True, "failure_kind": kind, "failure_reason": score.error[:2000]}
+    asked, config = score.infos.get("judge_answers"), row.get("instance_config")
+    kind = "verifier_error" if asked is None else "judge_unparseable" if asked else "judge_failed"
+    kind, reason = INCOMPLETE if score.error.kind == INCOMPLETE else kind, score.error[:2000]
+    masked = {"reward": 0.0, "mask_sample": True, "failure_kind": kind, "failure_reason": reason}
     masked["instance_config"] = {**(config if isinstance(config, dict) else {}), "mask_sample": True}
     # A class makes the collection repeat the row. It refuses such fields in an episode, whose row has none.
-    repeated = {"_ng_failure_class": kind, "_ng_failure_message": masked["failure_reason"]}
-    return masked | (repeated if "_ng_task_index" in row else {})
+    return masked | ({"_ng_failure_class": kind, "_ng_failure_message": reason} if "_ng_task_index" in row else {})
 
 
 def _prompt(row: Body) -> Prompt:

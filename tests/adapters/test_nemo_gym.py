@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import math
 
 import pytest
 
@@ -9,7 +10,6 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs httpx")
 import httpx
 from recording import RecordingScorer
 
-from gym_rm.adapters import nemo_gym
 from gym_rm.adapters.nemo_gym import make_app
 from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import ChatReply
@@ -191,7 +191,7 @@ def test_what_cannot_be_served_is_refused_at_the_start():
         {"reward_model": Ranks()},
         {"group_size": 2},
         {"reward_model": Ranks(), "group_size": 1},
-        {"reward_model": Ranks(), "group_size": 2, "group_timeout": 0},
+        {"reward_model": Ranks(), "group_size": 2, "group_timeout": math.inf},
         {"prompts": ["Hi"]},
         {"max_turns": 2},
         {"tool": []},
@@ -219,9 +219,10 @@ def test_a_row_of_a_group_that_fails_leaves_the_others_their_scores():
 
 def test_a_request_that_is_sent_again_gets_the_same_score_also_after_the_group():
     named = {"_ng_group_id": "g", "_ng_group_attempt": 1}
-    first = [member(text, index, **named) for index, text in enumerate("bac")]
-    said = verify_all(first[0], first[0], first[1], first[2], first[1])
-    assert [each.json()["reward"] for each in said] == [1, 1, 0, 2, 0]
+    b, a, c = (member(text, index, **named) for index, text in enumerate("bac"))
+    said = verify_all(b, b, a, c, a, member("other", 1, **named))
+    assert [each.json().get("reward") for each in said] == [1, 1, 0, 2, 0, None]
+    assert said[-1].status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -246,13 +247,6 @@ def test_a_row_without_its_place_in_a_group_is_refused(row):
     (said,) = verify_all(member("a", 0) | row)
     assert said.status_code == 422
     assert "_ng_rollout_index" in said.json()["error"]["message"]
-
-
-def test_finished_groups_make_room_for_others_and_open_ones_do_not(monkeypatch):
-    monkeypatch.setattr(nemo_gym, "MOST_GROUPS", 1)
-    done = [member(text, index, _ng_group_id="g") for index, text in enumerate("bac")]
-    said = verify_all(*done, member("a", 0, _ng_group_id="h"), member("a", 0, _ng_group_id="i"))
-    assert [each.status_code for each in said] == [200, 200, 200, 422, 429]
 
 
 # --- sessions ------------------------------------------------------------------------------------------------------

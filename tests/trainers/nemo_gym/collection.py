@@ -79,7 +79,9 @@ def collect(rewards, rows, replies, folder, environment="legacy_agent", **option
 
 
 async def _collect(chosen, apps, sockets):
-    servers = {name: uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")) for name, app in apps.items()}
+    servers = {
+        name: uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off")) for name, app in apps.items()
+    }
     running = [asyncio.create_task(server.serve([sockets[name]])) for name, server in servers.items()]
     try:
         await RolloutCollectionHelper().run_from_config(chosen)

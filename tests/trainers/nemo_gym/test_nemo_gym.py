@@ -165,7 +165,10 @@ def test_the_session_of_a_server_with_state_is_that_of_the_row():
     prompts = load_prompts(rows)
     with served(server_of("example_session_state_mgmt", "StatefulCounter", domain="agent")) as url:
         conversations = [[*prompt.messages, {"role": "assistant", "content": "Done."}] for prompt in prompts]
-        assert load_scorer({"kind": "nemo_gym", "url": url}).score(conversations, prompts).rewards.tolist() == [1.0, 0.0]
+        assert load_scorer({"kind": "nemo_gym", "url": url}).score(conversations, prompts).rewards.tolist() == [
+            1.0,
+            0.0,
+        ]
 
 
 def test_a_masked_row_of_another_server_has_no_score():

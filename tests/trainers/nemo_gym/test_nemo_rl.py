@@ -1,4 +1,4 @@
-"""NeMo RL from its source tree, `--tree nemo_rl=PATH`: its interface, its processor, its Ray actors, its advantages."""
+"""NeMo RL from its source tree, `--tree nemo_rl=PATH`: its interface, its recipe, its Ray actors, its advantages."""
 
 import importlib
 import importlib.resources
@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("nemo_gym")  # its environment
 
+import datasets
 import ray
 import torch
 import typing_extensions
-from recording import RecordingScorer
+from omegaconf import OmegaConf
 from starlette.testclient import TestClient
 from trainers.nemo_gym.collection import response
 from transformers import AutoTokenizer
@@ -23,6 +24,7 @@ from gym_rm.adapters.nemo_rl import RewardModelEnvironment
 from gym_rm.scores import ScoringError
 
 RewardModelActor = ray.remote(RewardModelEnvironment)
+
 
 @pytest.fixture(scope="module")
 def nemo_rl(tree):
@@ -53,16 +55,35 @@ def test_a_step_returns_its_fields_in_its_order(nemo_rl):
     assert result.rewards.dtype is torch.float32
 
 
-def test_prompts_of_its_processor_are_read_back(nemo_rl):
-    policy, recorder = str(importlib.resources.files("gym_rm") / "assets" / "policy"), RecordingScorer()
+CONFIG = """
+defaults: {recipe}
+policy: {{model_name: {policy}}}
+data:
+  train: {{dataset_name: ResponseDataset, data_path: {rows}, split_validation_size: 0}}
+  default: {{env_name: gym_rm, prompt_file: null, input_key: input, output_key: output}}
+env:
+  gym_rm: {{kind: math, policy_tokenizer: "${{policy.tokenizer.name}}"}}
+"""
+
+
+def test_its_recipe_with_a_section_of_ours_reads_the_prompts_of_its_processor(nemo_rl, tree, tmp_path, monkeypatch):
+    policy, rows = str(importlib.resources.files("gym_rm") / "assets" / "policy"), tmp_path / "rows.jsonl"
+    rows.write_text('{"input": "2 + 2?", "output": "4"}\n{"input": "3 + 3?", "output": "6"}\n')
+    recipe, file = tree("nemo_rl") / "examples" / "configs" / "grpo_rm_1B.yaml", tmp_path / "config.yaml"
+    file.write_text(CONFIG.format(recipe=recipe, policy=policy, rows=rows))
+    nemo_rl("utils.config").register_omegaconf_resolvers()
+    config = OmegaConf.to_container(nemo_rl("utils.config").load_config(str(file)), resolve=True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(
+        nemo_rl("data.utils"), "create_env", lambda env_name, env_config: RewardModelEnvironment(env_config)
+    )
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    task = nemo_rl("data.interfaces").TaskDataSpec(task_name="math")
-    row = {"messages": [{"content": "How much is 2 + 2?"}, {"content": "4"}], "task_name": "math"}
-    sample = nemo_rl("data.processors").math_hf_data_processor(row, task, tokenizer, 1000, 0)
-    reply = {"role": "assistant", "content": "four" + tokenizer.eos_token}
-    environment = RewardModelEnvironment({"reward_model": recorder, "policy_tokenizer": policy})
-    environment.step([[*sample["message_log"], reply]], [sample["extra_env_info"]])
-    assert recorder.calls == [[log("four", "How much is 2 + 2?")]]
+    data, _, environments, _ = nemo_rl("data.utils").setup_response_data(tokenizer, config["data"], config["env"])
+    samples, (environment,) = [data[0], data[1]], environments.values()
+    assert samples[0]["message_log"][0]["content"].startswith("<|im_start|>user")
+    reply = {"role": "assistant", "content": "It is 4." + tokenizer.eos_token}
+    logs = [[*sample["message_log"], reply] for sample in samples]
+    assert environment.step(logs, [sample["extra_env_info"] for sample in samples]).rewards.tolist() == [1.0, 0.0]
 
 
 @pytest.fixture(scope="module")
