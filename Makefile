@@ -11,9 +11,10 @@ PYTEST = -m pytest -q -n 2 --durations=50 --durations-min=3
 export OMP_WAIT_POLICY = passive
 
 # What touches the oldest supported torch, transformers and gymnasium.
-OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test_checkpoint.py \
-	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py tests/engine/test_fake_cuda.py \
-	tests/envs/test_spaces.py tests/envs/test_steps.py tests/envs/test_vector.py tests/envs/test_wrappers.py \
+OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_verl.py \
+	tests/engine/backbones/test_tree_attention.py tests/engine/loading/test_checkpoint.py \
+	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py \
+	tests/envs/tools/test_tool.py tests/envs/test_spaces.py tests/envs/test_steps.py tests/envs/test_vector.py tests/envs/test_wrappers.py \
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_reward_runs.py
 
@@ -79,7 +80,7 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright \
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' sb3-contrib skrl 'ray[serve]' schemathesis playwright \
 		build check-jsonschema hatchling hatch-fancy-pypi-readme
 	@touch $@
 

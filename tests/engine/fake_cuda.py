@@ -223,6 +223,8 @@ PATCHES = {
 @contextlib.contextmanager
 def fake_gpu(*, recorded=True):
     """Context in which tensors on `cuda:0` are fake; a `Record`, beside which torch compiles nothing."""
+    if recorded and torch.__version__ < (2, 11):
+        pytest.skip("before torch 2.11, a real tensor cannot be copied to a fake GPU")
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(_device_guard())

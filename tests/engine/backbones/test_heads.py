@@ -47,7 +47,7 @@ def test_token_logits_equal_those_of_the_model(architecture):
         torch.testing.assert_close(OutputLayer(model).log_probabilities(hidden, targets), expected)
 
 
-RECURRENT = {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
+RECURRENT = {"head_dim": 8, "lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_scales_and_soft_caps_are_those_of_the_model(model_type, settings, initi
     """A cap of 30 changes the logits of a small random model by less than their rounding, and larger ones clearly."""
     torch.manual_seed(0)
     sizes = {**tiny_models.GROUPED, "vocab_size": 400, "initializer_range": initializer_range}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **settings)).float().eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**sizes, **settings})).float().eval()
     head = OutputLayer(model, list(range(400)))
     large = 300 * torch.randn(1, 4, 32)
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: (large,))

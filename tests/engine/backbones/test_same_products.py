@@ -111,6 +111,7 @@ def test_without_memory_for_many_rows_fewer_are_tried(products):
     assert tried[-1] == 512
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="on CPUs, torch 2.9 has no product with a scale for each row")
 def test_products_in_8_bits_are_tested_too(monkeypatch):
     layer = Float8Linear(nn.Linear(16, 16, bias=False, dtype=torch.bfloat16))
     rule, changed = RULES[torch._scaled_mm], Mock()
