@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -15,6 +16,9 @@ from gym_rm.envs.spaces import MAX_LENGTH
 from gym_rm.envs.tools.tool import ToolOptions
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.plan_file import planned_scorer
+
+VECTOR_ONLY = ("num_envs", "group_size", "autoreset_mode")
+"""Settings that a single environment does not take."""
 
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 """Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
@@ -93,18 +97,24 @@ def planned(settings: EnvSettings, num_envs: int) -> tuple[Any, dict[str, Any]]:
     return planned_scorer(settings.plan, settings.reward_model, options, conversations=num_envs)
 
 
+def keywords(of: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters of a function or class, without `**settings`."""
+    return [name for name, each in inspect.signature(of).parameters.items() if each.kind is not each.VAR_KEYWORD]
+
+
 def divide_known(
-    settings: Mapping[str, Any], owner: str, options: Collection[str] = ()
+    settings: Mapping[str, Any], owner: str, options: Collection[str] = (), *, refused: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords that are among the `options`, and the others.
+    """Return the keywords that are among the `options`, and the others; the error does not list those `refused`.
 
     Raises:
         ConfigError: one of the others is no field of `EnvSettings`.
     """
-    known = ["num_envs", *options, *EnvSettings.model_fields]
+    names = dict.fromkeys(["num_envs", *options, *EnvSettings.model_fields])
+    known = [name for name in names if name not in refused]
     for name in settings:
-        if name not in known:
-            hint = " Use max_turns to limit replies." if name == "max_episode_steps" else nearest(name, known)
+        if name not in names:
+            hint = " Use max_turns to limit replies." if name == "max_episode_steps" else nearest(name, names)
             raise ConfigError(f"{name}: unknown setting.{hint} Known settings of {owner}: {', '.join(known)}.")
     own = {name: value for name, value in settings.items() if name in options}
     return own, {name: value for name, value in settings.items() if name not in options}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from gym_rm.envs.infos import Infos, infos_of_row
-from gym_rm.envs.settings import RENDERING
+from gym_rm.envs.settings import RENDERING, VECTOR_ONLY, divide_known, keywords
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message
@@ -26,30 +25,31 @@ class SingleEnv(gym.Env[Observation, Action]):
     Single and vector environments share one implementation, so that they cannot differ.
 
     Args:
-        make: makes the vector environment, from the number of its rows and the settings.
+        make: class of the vector environment.
         **settings: its settings.
 
     Raises:
-        ConfigError: a setting is invalid, or only for vector environments.
+        ConfigError: a setting is unknown, invalid, or only for vector environments.
     """
 
     metadata = RENDERING
 
-    def __init__(self, make: Callable[..., VectorEnv[Any, Any, Any]], **settings: Any) -> None:
-        for name in ("num_envs", "group_size", "autoreset_mode"):
+    def __init__(self, make: type[RewardVectorEnv], **settings: Any) -> None:
+        divide_known(settings, type(self).__name__, keywords(make), refused=VECTOR_ONLY)
+        for name in VECTOR_ONLY:
             if name in settings and (name, settings[name]) != ("group_size", 1):
                 raise ConfigError(
                     f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec "
                     "without a vectorization_mode."
                 )
-        self._envs = envs = make(1, **settings, autoreset_mode=AutoresetMode.DISABLED)
-        self.observation_space = envs.single_observation_space
-        self.action_space = envs.single_action_space
-        self.render_mode = envs.render_mode
+        self._envs: Any = make(1, **settings, autoreset_mode=AutoresetMode.DISABLED)
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.render_mode = self._envs.render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Infos]:
         """Start the next episode; `seed` restarts the order of prompts."""
-        observations, infos = self._envs.reset(seed=[seed], options=options)  # type: ignore[arg-type]
+        observations, infos = self._envs.reset(seed=[seed], options=options)
         return self._first(observations), infos_of_row(infos, 0)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, Infos]:
@@ -71,14 +71,12 @@ class SingleEnv(gym.Env[Observation, Action]):
 
     @property
     def _np_random(self) -> np.random.Generator:  # type: ignore[override]
-        envs: Any = self._envs
-        (generator,) = envs.np_random
+        (generator,) = self._envs.np_random
         return cast(np.random.Generator, generator)
 
     @property
     def _np_random_seed(self) -> int:  # type: ignore[override]
-        envs: Any = self._envs
-        (seed,) = envs.np_random_seed
+        (seed,) = self._envs.np_random_seed
         return int(seed)
 
     def _first(self, observations: Any) -> Observation:

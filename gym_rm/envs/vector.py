@@ -7,7 +7,6 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -27,7 +26,7 @@ from gym_rm.engine.debugging import call_id
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
-from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, planned, same_step_statistics
+from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, keywords, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
@@ -76,7 +75,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
-        divide_known(settings, type(self).__name__, inspect.signature(type(self)).parameters)
+        divide_known(settings, type(self).__name__, keywords(type(self)))
         self.settings = parse_settings(EnvSettings, settings)
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:

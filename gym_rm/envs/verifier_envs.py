@@ -6,17 +6,17 @@ Their keywords are the fields of `EnvSettings` and the options of the scorer, si
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gym_rm.checks import load_object
-from gym_rm.envs.settings import EnvSettings, divide_known
+from gym_rm.envs.settings import VECTOR_ONLY, EnvSettings, divide_known, keywords
 from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.load import SCORER_KINDS
 
+REFUSED = ("reward_model", "plan")
 NAMES = {"math": "Math-v0", "code": "Code-v0", "weighted": "Mixed-v0"}
 PROMPTS = {"code": "embedded:code"}
 """Embedded prompts of the kinds that the usual ones do not fit."""
@@ -46,13 +46,13 @@ def make_vec(num_envs: int = 1, *, kind: str, **settings: Any) -> RewardVectorEn
 
 def make(*, kind: str, **settings: Any) -> RewardEnv:
     """Make a single environment, see `make_vec`."""
-    return RewardEnv(**_with_scorer(kind, settings))
+    return RewardEnv(**_with_scorer(kind, settings, refused=(*REFUSED, *VECTOR_ONLY)))
 
 
-def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_scorer(kind: str, settings: Mapping[str, Any], refused: Collection[str] = REFUSED) -> dict[str, Any]:
     """Return settings of `RewardVectorEnv`, with the scorer and its options as the reward model."""
     name = NAMES.get(kind, kind)
-    for given in ("reward_model", "plan"):
+    for given in REFUSED:
         if settings.get(given) is not None:
             raise ConfigError(
                 f"{given} must not be set for {name}, which has a scorer of its own; use RewardModel-v0, or combine "
@@ -63,8 +63,8 @@ def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             f"{name} needs scorers={{name: scorer}}, such as {{'math': {{'kind': 'math'}}, 'rm': 'my-rm'}}."
         )
     scorer = load_object("kind", SCORER_KINDS[kind])
-    options = [each for each in inspect.signature(scorer).parameters if each not in EnvSettings.model_fields]
-    own, rest = divide_known(settings, name, options)
+    options = [each for each in keywords(scorer) if each not in EnvSettings.model_fields]
+    own, rest = divide_known(settings, name, options, refused=refused)
     if rest.get("prompts") is None and kind in PROMPTS:
         rest["prompts"] = PROMPTS[kind]
     return {**rest, "reward_model": {"kind": kind, **own}}

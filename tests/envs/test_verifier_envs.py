@@ -96,6 +96,19 @@ def test_an_unknown_keyword_names_the_nearest_one_of_both_kinds():
         mixed(max_turn=1)
 
 
+@pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelTokens-v0", "Math-v0"])
+def test_the_error_for_an_unknown_keyword_lists_what_the_environment_takes(env_id):
+    vector_only = {"num_envs", "group_size", "autoreset_mode"}
+    for make in (gym.make, gym.make_vec):
+        with pytest.raises(gym_rm.ConfigError, match="nope: unknown setting") as error:
+            make(env_id, nope=1)
+        listed = str(error.value).rstrip(".").split(": ")[-1].split(", ")
+        assert len(listed) == len(set(listed))
+        assert "max_turns" in listed
+        assert vector_only & set(listed) == (vector_only if make is gym.make_vec else set())
+        assert ("reward_model" in listed) == (env_id != "Math-v0")
+
+
 @pytest.mark.parametrize("name", ["reward_model", "plan"])
 def test_another_reward_model_is_refused(name):
     with pytest.raises(gym_rm.ConfigError, match=f"{name} must not be set for Mixed-v0"):
