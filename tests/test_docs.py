@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS
@@ -35,6 +36,7 @@ except ImportError:  # blocks with LoRA adapters are skipped
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"])
 RANDOM = {"initializer_range": 0.3}
 
 # --- small checkpoints under large names -------------------------------------------------------------------------
@@ -138,6 +140,18 @@ def test_the_links_of_a_page_are_valid(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_of_a_page_is_one_with_the_same_cells_in_every_row(page):
+    lines, inside = text_of(page).splitlines(), set()
+    for token in MarkdownIt("commonmark").enable("table").parse(text_of(page)):
+        if token.type in ("table_open", "fence"):
+            rows = range(*token.map)
+            inside |= {*rows}
+            cells = [len(re.findall(r"(?<!\\)\|", lines[row])) for row in rows if token.type == "table_open"]
+            assert len(set(cells)) <= 1, f"{page.name}, line {rows[0] + 1}: cells of the rows: {cells}"
+    assert [f"line {row + 1}" for row, line in enumerate(lines) if line.startswith("|") and row not in inside] == []
 
 
 # --- docs/reward-models.md ---------------------------------------------------------------------------------------
