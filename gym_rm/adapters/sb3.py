@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,11 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
             )
         self.envs = envs
         self._actions: NDArray[Any] | None = None
-        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        observation_space = copy.deepcopy(envs.single_observation_space)
+        if isinstance(observation_space, spaces.MultiDiscrete):
+            # RecurrentPPO gives the sum of these sizes to torch, which refuses an int64.
+            observation_space.nvec = observation_space.nvec.astype(object)
+        super().__init__(envs.num_envs, observation_space, envs.single_action_space)
 
     def reset(self) -> NDArray[Any]:
         """Start new episodes; the seeds set by `seed()` apply to this reset only."""
@@ -102,8 +107,11 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         raise ConfigError(f"set_attr cannot set {attr_name!r}; make a new environment, or set it on `envs` directly.")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Raise ConfigError: the environments are one object."""
-        raise ConfigError(f"env_method cannot call {method_name!r} for one environment; call it on `envs`.")
+        """Return the rows of `envs.action_masks()`, as MaskablePPO needs; any other method raises ConfigError."""
+        if method_name != "action_masks":
+            raise ConfigError(f"env_method cannot call {method_name!r} for one environment; call it on `envs`.")
+        masks = self.get_attr(method_name, 0)[0]()
+        return [masks[row] for row in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
         """Return False for each index: the vector environment holds no single environments."""

@@ -101,6 +101,10 @@ class NumericView(RewardVectorEnv):
     window: TokenWindow
     num_actions: int
 
+    def action_masks(self) -> Mask:
+        """Return which actions are valid, bool `[N, A]`, in the form of MaskablePPO."""
+        return np.ones((self.num_envs, self.num_actions), dtype=np.bool_)
+
     def _show(self, window: TokenWindow, num_actions: int) -> None:
         self.window, self.num_actions = window, num_actions
         self._set_spaces(window.space, Discrete(num_actions))
@@ -132,8 +136,8 @@ class CandidateAction(NumericView):
 
     Args:
         num_envs: number of environments.
-        candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies. The
-            default fits the embedded prompts.
+        candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies, of
+            which some may be None: `action_masks()` excludes them. The default fits the embedded prompts.
         tokenizer: tokenizer of the observations; see `TokenWindow`.
         window: number of tokens in an observation.
         **settings: the fields of `EnvSettings`.
@@ -183,18 +187,33 @@ class CandidateAction(NumericView):
     def _windows(self, conversations: Sequence[Conversation]) -> Windows:
         return np.stack([self.window.of(conversation) for conversation in conversations])
 
+    def action_masks(self) -> Mask:
+        """Return which candidates are not None, bool `[N, K]`."""
+        masks = super().action_masks()
+        for row in range(len(self.state.episodes)):
+            if not self.state.over[row]:
+                masks[row] = [reply is not None for reply in self._candidates_of(row)]
+        return masks
+
     def _reply(self, row: int, choice: int) -> str:
+        reply = self._candidates_of(row)[choice]
+        if reply is None:
+            raise ActionError(f"environment {row}: action {choice} has no candidate here; see action_masks().")
+        return reply
+
+    def _candidates_of(self, row: int) -> list[str | None]:
         replies = self._propose(copy_conversation(self.state.episodes[row].messages))
         if len(replies) != self.num_actions:
             raise ConfigError(
                 f"environment {row}: expected {self.num_actions} candidates, as for the first prompt, got {replies}."
             )
-        return replies[choice]
+        return replies
 
-    def _propose(self, conversation: Conversation) -> list[str]:
+    def _propose(self, conversation: Conversation) -> list[str | None]:
         given = self._candidates(conversation) if callable(self._candidates) else self._candidates
         replies = [plain_text(reply) for reply in given]
-        if not replies or not all(isinstance(reply, str) for reply in replies):
+        texts = [reply for reply in replies if reply is not None]
+        if not texts or not all(isinstance(reply, str) for reply in texts):
             raise ConfigError(f"candidates must be one or more texts, got {replies!r:.200}.")
         return replies
 
@@ -303,14 +322,23 @@ class TokenLevel(NumericView):
         return str(text)
 
 
-class CandidateEnv(SingleEnv[Windows, int]):
+class NumericEnv(SingleEnv[Windows, int]):
+    """Base class of the two views as single environments."""
+
+    def action_masks(self) -> Mask:
+        """Return which actions are valid, bool `[A]`."""
+        mask: Mask = self._envs.action_masks()[0]
+        return mask
+
+
+class CandidateEnv(NumericEnv):
     """`RewardModelCandidates-v0` as a single environment, with the arguments of `CandidateAction`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CandidateAction, **settings)
 
 
-class TokenEnv(SingleEnv[Windows, int]):
+class TokenEnv(NumericEnv):
     """`RewardModelTokens-v0` as a single environment, with the arguments of `TokenLevel`."""
 
     def __init__(self, **settings: Any) -> None:

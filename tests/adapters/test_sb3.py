@@ -85,6 +85,28 @@ def test_get_attr_and_env_is_wrapped_answer_for_each_index(recorder):
     envs.close()
 
 
+def test_maskable_ppo_never_chooses_a_candidate_that_is_none(recorder):
+    contrib = pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed")
+
+    def propose(conversation):
+        return ["yes", None, "no", None] if "2" in conversation[-1]["content"] else ["yes", "no", "why", "never"]
+
+    settings = {"prompts": ["2 + 2?", "3 + 3?"], "candidates": propose, "window": 6}
+    envs = VecMonitor(VecEnvBridge(gym.make_vec(CANDIDATES, 4, reward_model=recorder, **settings)))
+    contrib.MaskablePPO("MlpPolicy", envs, n_steps=16, batch_size=32, seed=0).learn(128)  # such a choice raises
+    assert len(envs.env_method("action_masks", indices=[1, 3])) == 2
+    with pytest.raises(ConfigError, match="env_method cannot call 'render'"):
+        envs.env_method("render")
+
+
+@each_view
+def test_recurrent_ppo_takes_the_sizes_of_the_window(env_id, recorder):
+    contrib = pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed")
+    envs = VecEnvBridge(make_task(env_id, recorder, 4))
+    model = contrib.RecurrentPPO("MlpLstmPolicy", envs, n_steps=8, batch_size=32, seed=0).learn(32)
+    assert model.num_timesteps == 32
+
+
 def test_the_error_for_an_unsupported_environment_names_an_alternative(recorder):
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         VecEnvBridge(gym.make_vec("RewardModel-v0", 2, reward_model=recorder))

@@ -266,6 +266,26 @@ def test_candidates_must_be_texts(given):
         candidates(1, candidates=given)
 
 
+def test_a_candidate_that_is_none_is_masked_and_cannot_be_chosen():
+    def propose(conversation):
+        return ["four", "x", None if conversation[-1]["content"].endswith("0") else "y"]
+
+    envs = candidates(2, prompts=[prompt(0), prompt(1)], candidates=propose, autoreset_mode="Disabled")
+    _, infos = envs.reset(seed=0)
+    masked = [name == "p0" for name in infos["prompt_id"]]
+    assert envs.action_masks().tolist() == [[True, True, not each] for each in masked]
+    for row in np.flatnonzero(masked):
+        with pytest.raises(ActionError, match=f"environment {row}: action 2 has no candidate here"):
+            envs.step([2, 2])
+
+
+@pytest.mark.parametrize("env_id", ["RewardModelCandidates-v0", "RewardModelTokens-v0"])
+def test_a_single_view_has_the_mask_of_its_actions(env_id):
+    env = gym.make(env_id, reward_model=Recorder())
+    env.reset(seed=0)
+    assert env.unwrapped.action_masks().tolist() == [True] * env.action_space.n
+
+
 def test_the_embedded_candidates_contain_the_correct_answer():
     envs = gym.make_vec("RewardModelCandidates-v0", num_envs=32)
     _, infos = envs.reset(seed=0)
