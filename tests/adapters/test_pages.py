@@ -33,6 +33,9 @@ LIBRARIES = {
     "areal": "math_verify",
     "ms_swift": "swift.rewards",
     "tinker": "tinker_cookbook",
+    "atropos": "torch",
+    "art": "art",
+    "minari": "minari",
 }
 NUMBER = r"(-?\d+\.\d+)"
 RISE = rf"(?:before|of a wrong reply): {NUMBER}, (?:after|of the right reply): {NUMBER}"
