@@ -49,3 +49,8 @@ def test_the_rewards_are_those_of_the_scorer(page, monkeypatch):
 def test_a_missing_score_fails_the_episode_of_the_whole_group(page, monkeypatch):
     with pytest.raises(gym_rm.ScoringError, match="returned None"):
         rewarded_group(with_model(page, monkeypatch, fails), REPLIES)
+
+
+def test_a_prompt_that_is_known_as_text_only_is_parsed(page):
+    texts = [f"<|im_start|>user\n{QUESTION['content']}<|im_end|>\n<|im_start|>assistant\n", "It is 71.<|im_end|>"]
+    assert page.reward_fn(*texts, [], [], answer="71") == 1.0
