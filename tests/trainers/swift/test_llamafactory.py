@@ -14,14 +14,14 @@ pytest.importorskip("llamafactory", reason="LLaMA-Factory is not installed")
 sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
 sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
 
-from llamafactory.data import get_template_and_fix_tokenizer  # noqa: E402
-from llamafactory.hparams import DataArguments  # noqa: E402
-from llamafactory.train.ppo.trainer import CustomPPOTrainer  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from llamafactory.data import get_template_and_fix_tokenizer
+from llamafactory.hparams import DataArguments
+from llamafactory.train.ppo.trainer import CustomPPOTrainer
+from transformers import AutoTokenizer
 
-from gym_rm import load_scorer  # noqa: E402
-from gym_rm.server.options import ServerOptions  # noqa: E402
-from gym_rm.server.serve import RewardServer  # noqa: E402
+from gym_rm import load_scorer
+from gym_rm.server.options import ServerOptions
+from gym_rm.server.serve import RewardServer
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 

@@ -9,14 +9,14 @@ from tests.trainers.pages import QUESTION, REPLIES, fails, module_of_page, said
 torch = pytest.importorskip("torch")
 pytest.importorskip("swift.rewards", reason="ms-swift is not installed")
 
-from swift.infer_engine.protocol import RolloutInferRequest  # noqa: E402
-from swift.rewards import orms  # noqa: E402
-from swift.rl_core.advantage import compute_advantages  # noqa: E402
-from swift.rl_core.data import GRPOSample  # noqa: E402
-from swift.rl_core.grpo_algorithm import compute_rewards_per_func, score_completions  # noqa: E402
-from swift.rollout.multi_turn import GYMScheduler  # noqa: E402
+from swift.infer_engine.protocol import RolloutInferRequest
+from swift.rewards import orms
+from swift.rl_core.advantage import compute_advantages
+from swift.rl_core.data import GRPOSample
+from swift.rl_core.grpo_algorithm import compute_rewards_per_func, score_completions
+from swift.rollout.multi_turn import GYMScheduler
 
-from gym_rm import ScoringError, load_scorer  # noqa: E402
+from gym_rm import ScoringError, load_scorer
 
 
 @pytest.fixture
