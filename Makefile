@@ -11,7 +11,7 @@ PYTEST = -m pytest -q -n 2 --durations=50 --durations-min=3
 export OMP_WAIT_POLICY = passive
 
 # What touches the oldest supported torch, transformers and gymnasium.
-OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_verl.py \
+OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_rllib.py tests/adapters/test_verl.py \
 	tests/engine/backbones/test_tree_attention.py tests/engine/loading/test_checkpoint.py \
 	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py \
 	tests/envs/tools/test_tool.py tests/envs/test_spaces.py tests/envs/test_steps.py tests/envs/test_vector.py tests/envs/test_wrappers.py \
@@ -33,7 +33,7 @@ test-rest: $(VENV)/extras ## run the tests that have not passed in make test: sl
 test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported versions, kernels in Triton's interpreter, and RLlib's (torch takes 5 GB on Linux)
 	$(VENV)-oldest/bin/python $(PYTEST) --dist loadfile -m 'not slow' $(OLDEST)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(PYTEST) --dist worksteal tests/engine/kernels
-	$(VENV)-oldest/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
+	$(VENV)-oldest/bin/python -m pytest -q tests/adapters/test_pages.py -k rllib
 
 test-real: $(VENV)/extras ## run the tests with small real models, which are fetched once into ~/.cache/gym_rm (630 MB)
 	-$(VENV)/bin/python scripts/real_models.py

@@ -49,7 +49,7 @@ def test_it_equals_naive_attention():
     check_attention(on_host, key_heads=[4, 1], windows=[16], softcaps=[None, 2.0], sinks=True)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_trees(seed):
     tree = tree_of(random_tree(seed, sequences=8, node=30))
     random = np.random.default_rng(seed)
