@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = {
     "top": 2_340,
-    "adapters": 1_010,
+    "adapters": 1_220,
     "cli": 1_700,
-    "data": 2_400,
+    "data": 2_500,
     "engine": 12_500,
-    "envs": 2_800,
+    "envs": 2_840,
     "evaluation": 3_600,
     "generation": 1_670,
     "http_client": 420,
@@ -24,17 +24,17 @@ ROOMS = {
     "policy": 2_460,
     "reports": 2_560,
     "sandbox": 1_610,
-    "scorers": 8_360,
+    "scorers": 8_370,
     "server": 1_720,
     "testing": 770,
     "training": 2_340,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 49_450
+TESTS = 51_500
 """Lines of `tests/`."""
 
-PAGES = 22_400
+PAGES = 23_400
 """Words of `docs/` outside fenced code and comments."""
 
 
