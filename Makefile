@@ -11,7 +11,7 @@ PYTEST = -m pytest -q -n 2 --durations=50 --durations-min=3
 export OMP_WAIT_POLICY = passive
 
 # What touches the oldest supported torch, transformers and gymnasium.
-OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_rllib.py tests/adapters/test_verl.py \
+OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_rllib.py \
 	tests/engine/backbones/test_tree_attention.py tests/engine/loading/test_checkpoint.py \
 	tests/engine/test_parity.py tests/engine/test_compiled_cuda.py \
 	tests/envs/tools/test_tool.py tests/envs/test_spaces.py tests/envs/test_steps.py tests/envs/test_vector.py tests/envs/test_wrappers.py \

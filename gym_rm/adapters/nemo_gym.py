@@ -122,6 +122,7 @@ class _Server:
             said.pop()  # results that the policy never saw, because the agent's limit of steps was reached
         conversation = [*prompt.messages, *(said or [Message(role="assistant", content="")])]
         if self.groups is not None:
+            request.scope["release_memory"]()
             score = await self.groups.score(row, conversation, prompt)
         else:
             (score,) = await self.service.score([conversation], request, [prompt])
@@ -197,6 +198,9 @@ class _Groups:
             came = f"only {len(group.replies)} of the {self.size} replies of group {key:.80} came"
             error = RowError(f"{came} within group_timeout={self.timeout:g} seconds.", INCOMPLETE)
             return Scores.from_rewards([math.nan] * self.size, errors=[error] * self.size)
+        except RequestError:
+            keep = False  # a busy server: the same rows are scored when they come again
+            raise
         finally:
             group.replies = {}
             asyncio.get_running_loop().call_later(self.timeout if keep else 0, self._groups.pop, key, None)

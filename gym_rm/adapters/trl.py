@@ -107,10 +107,9 @@ class RewardModelReward:
         return scores.rewards_or_none()
 
     def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
-        size = len(prompts)
+        size, dialogues = len(prompts), []
         if "env_dialogue" in columns:
-            said = zip(prompts, columns["env_dialogue"], strict=True)
-            completions = [dialogue[len(prompt_messages(prompt)) :] for prompt, dialogue in said]
+            dialogues = [prompt_messages(dialogue, "env_dialogue") for dialogue in columns["env_dialogue"]]
         elif "env_reward" in columns:
             raise ConfigError(
                 "the rollout function returns `env_reward` without `env_dialogue`: its completions may hold results of "
@@ -127,7 +126,7 @@ class RewardModelReward:
         }
         conversations, rows = [], []
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            conversations.append(join_reply(prompt, completion))
+            conversations.append(dialogues[row] if dialogues else join_reply(prompt, completion))
             row_columns = without_filled({name: values[row] for name, values in columns.items()})
             rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, None, answer_column=self.answer_column))
         return try_score(self.scorer, conversations, rows)

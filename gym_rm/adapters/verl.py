@@ -83,8 +83,10 @@ class RewardModelManager:
                 f"{sorted(columns)}; set data.return_raw_chat=True."
             )
         responses = item.batch["responses"]
-        length = columns.get("response_len", item.batch["attention_mask"][-responses.shape[-1] :].sum())
-        said = self._messages(responses[: int(length)], int(columns.get("__num_turns__", 0)))
+        length = columns.get("response_len")
+        if length is None:
+            length = item.batch["attention_mask"][-responses.shape[-1] :].sum()
+        said = self._messages(responses[: int(length)], int(columns.get("__num_turns__") or 0))
         conversation = join_reply(columns["raw_prompt"], said, "raw_prompt")
         rest = {name: value for name, value in columns.items() if name not in ("raw_prompt", "reward_model")}
         named = without_filled({**rest, **(columns.get("extra_info") or {})})

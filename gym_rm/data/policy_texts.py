@@ -64,12 +64,13 @@ class PolicyTexts:
         self._rendered = apply_chat_template
         self._variables = chat_template_kwargs
         ids = {*end_token_ids, *_generation_ends(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id} - {None}
-        self._ends = {tokenizer.decode([each], skip_special_tokens=False) for each in ids} - {""}
+        ends = (tokenizer.decode([each], skip_special_tokens=False) for each in ids)
+        self._ends = {end for end in ends if end.strip()}
         self._in_prompt: Mapping[str, re.Pattern[str]] = {}
         self._in_response: Mapping[str, re.Pattern[str]] = {}
         try:
             self._learn()
-        except ConfigError:
+        except (ConfigError, ConversationError):
             if apply_chat_template:
                 raise
 
@@ -214,7 +215,7 @@ class PolicyTexts:
         closing = self._render([Message(role=role, content=text) for role, text in (asked, replied)], prompt=False)
         added = (str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special)
         ends = {*self._tokenizer.all_special_tokens, *added, *closing.partition(_ASSISTANT)[2].split()[:1]}
-        self._ends |= {end for end in ends if to_user.startswith(end)}
+        self._ends |= {end for end in ends if to_user.lstrip().startswith(end)}
 
         in_prompt = {"assistant": {"user": to_user}, "user": {"assistant": to_assistant}}
         in_response = {"assistant": {"user": to_user}, "user": {"assistant": self._to_reply}}
@@ -231,16 +232,17 @@ class PolicyTexts:
     def _pattern(self, separators: Mapping[str, str], *, ended: bool) -> re.Pattern[str]:
         """Return the pattern of the texts between two turns, in which each is a group with the next speaker's name.
 
-        In a response (`ended`), any end token stands for the one of the template, and the space after it may lack:
+        In a response (`ended`), any end token stands for the one of the template, and the space around it may lack:
         the policy samples the one and not the other.
         """
         patterns = {}
         for speaker, text in sorted(separators.items(), key=lambda item: -len(item[1])):
             patterns[speaker] = re.escape(text)
-            rest = next((text.removeprefix(end).lstrip() for end in self._ends if text.startswith(end)), "")
-            if ended and rest:
+            rest = text.lstrip()
+            rest = next((rest.removeprefix(end).lstrip() for end in self._ends if rest.startswith(end)), rest)
+            if ended and rest and self._ends:
                 ends = "|".join(map(re.escape, sorted(self._ends)))
-                patterns[speaker] = rf"(?:{ends})\s*{re.escape(rest)}"
+                patterns[speaker] += rf"|(?:{ends})\s*{re.escape(rest)}"
         return re.compile("|".join(f"(?P<{speaker}>{pattern})" for speaker, pattern in patterns.items()))
 
     def _pieces(self, *turns: tuple[str, str]) -> list[str] | None:
@@ -259,7 +261,7 @@ class PolicyTexts:
             text: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=prompt, **self._variables
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ConversationError(
                 f"the chat template of policy_tokenizer cannot write {messages!r:.300}: {error}"
             ) from error
@@ -272,6 +274,6 @@ def _generation_ends(tokenizer: Any) -> list[int]:
         return []
     try:
         ids = GenerationConfig.from_pretrained(tokenizer.name_or_path, local_files_only=True).eos_token_id
-    except OSError:
+    except (OSError, TypeError, ValueError):
         return []
-    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return [each for each in (ids if isinstance(ids, list) else [ids]) if type(each) is int and each >= 0]

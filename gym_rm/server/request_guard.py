@@ -72,6 +72,7 @@ class _Exchange:
                         "unsupported_media_type", "send the body with the header Content-Type: application/json."
                     )
                 self.body = await self._read_body()
+            self.scope["release_memory"] = self._release
             await self.app(self.scope, self._replay, self._count)
         except RequestError as refused:
             await self._refuse(refused)
@@ -81,10 +82,15 @@ class _Exchange:
                 await self._refuse(RequestError("scorer_error", "the server failed; its log has the place."))
         finally:
             service.in_flight -= accepted
-            service.memory -= self.memory
+            self._release()
             route = self.path if self.path in self.paths else "other"
             service.metrics.requests.labels(route, str(self.status)).inc()
             service.metrics.latency.labels(route).observe(time.perf_counter() - start)
+
+    def _release(self) -> None:
+        """Count the request no longer: it is answered, or waits for others, which the limit must not keep out."""
+        self.service.memory -= self.memory
+        self.memory = 0
 
     def _header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)

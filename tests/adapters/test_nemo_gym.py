@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import math
+import time
 
 import pytest
 
@@ -62,11 +63,20 @@ class Ranks:
         return Scores.from_rewards([None if text == "?" else order.index(text) for text in texts]).raise_for_errors()
 
 
+class SlowAtFirst(Ranks):
+    calls = 0
+
+    def score(self, conversations, prompts=None):
+        self.calls += 1
+        time.sleep(0.3 if self.calls == 2 else 0)  # after the known conversations of /info
+        return super().score(conversations, prompts)
+
+
 def verify_all(*bodies, **settings):
     """Send rows at the same time, with a moment between them, and return the replies in order."""
 
     async def send():
-        app = make_app(reward_model=Ranks(), **{"group_size": 3, "group_timeout": 0.3, **settings})
+        app = make_app(**{"reward_model": Ranks(), "group_size": 3, "group_timeout": 0.3, **settings})
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             tasks = []
@@ -240,6 +250,23 @@ def test_a_group_that_is_not_complete_in_time_has_failed():
     assert "only 2 of the 3 replies" in said[0].json()["error"]["message"]
     (said,) = verify_all(member("a", 0), failed_rows="mask")
     assert said.json()["failure_kind"] == "cohort_incomplete"
+
+
+def test_replies_that_wait_do_not_shut_out_the_others_of_their_group():
+    limits = ServerLimits(max_memory_bytes=2_000_000)
+    large = [member(text, index, padding="x" * 80_000) for index, text in enumerate("bac")]
+    said = verify_all(*large, options=ServerOptions(limits=limits))
+    assert [each.json()["reward"] for each in said] == [1, 0, 2]
+
+
+def test_a_group_that_was_not_scored_in_time_is_scored_when_it_comes_again():
+    group = [member(text, index, _ng_group_id="g") for index, text in enumerate("bac")]
+    options = ServerOptions(limits=ServerLimits(request_timeout=0.05))
+    said = verify_all(
+        *group, *[member("x", 0)] * 20, *group, options=options, reward_model=SlowAtFirst(), group_timeout=2
+    )
+    assert [each.status_code for each in said[:3]] == [503] * 3
+    assert [each.json()["reward"] for each in said[-3:]] == [1, 0, 2]
 
 
 @pytest.mark.parametrize("row", [{"_ng_rollout_index": 3}, {"_ng_rollout_index": None}, {"_ng_task_index": None}])

@@ -133,6 +133,36 @@ def test_the_generation_configuration_beside_the_tokenizer_has_end_tokens(policy
     assert PolicyTexts(tokenizer).reply("Hello.<|eom_id|>") == "Hello.<|eom_id|>"
 
 
+def test_an_odd_generation_configuration_adds_no_end(policy_path, tmp_path):
+    AutoTokenizer.from_pretrained(policy_path).save_pretrained(tmp_path)
+    for ends in ('"2"', "-1", "[]"):
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+        assert PolicyTexts(str(tmp_path)).reply("4<|im_end|>") == "4"
+
+
+@pytest.mark.parametrize(
+    "template", [{"rag": "a", "tools": "b"}, "{{ messages[0] + 1 }}", "{{ messages[2].content | items }}"]
+)
+def test_replies_to_plain_prompts_need_no_template(policy_path, template):
+    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer.chat_template = template
+    assert PolicyTexts(tokenizer, apply_chat_template=False).reply("4<|im_end|>") == "4"
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_template_may_write_a_space_before_its_end_token(policy_path, space):
+    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<s>[INST] ' + m.content + ' [/INST]' if m.role == 'user' "
+        "else ' ' + m.content + ' </s>' }}"
+        "{% endfor %}"
+    )
+    response = f"4{space}</s><s>[INST] Sure? [/INST]Yes"
+    assert PolicyTexts(tokenizer).turns(response) == chat("", "4", "Sure?", "Yes")[1:]
+    with pytest.raises(ConversationError, match="goes on with a further turn"):
+        PolicyTexts(tokenizer).only_reply(response)
+
+
 # --- public templates ----------------------------------------------------------------------------------------------
 
 PUBLIC = ["qwen2_5", "qwen3", "llama3", "llama3_1", "gemma3", "phi3", "cohere", "deepseekv3", "lfm2", "nemotron_3_nano"]

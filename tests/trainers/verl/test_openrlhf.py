@@ -14,13 +14,14 @@ from recording import RecordingScorer, Verifier
 from transformers import AutoTokenizer
 
 import gym_rm
-from gym_rm.server.options import ServerOptions
-from gym_rm.server.serve import RewardServer
 
 pytest.importorskip("openrlhf")
 
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
 from openrlhf.utils import agent
+
+from gym_rm.server.options import ServerOptions
+from gym_rm.server.serve import RewardServer
 
 ROOT = Path(__file__).parents[3]
 POLICY = str(ROOT / "gym_rm" / "assets" / "policy")

@@ -11,10 +11,11 @@ import pytest
 from recording import chat
 
 import gym_rm
-from gym_rm.server.options import ServerOptions
-from gym_rm.server.serve import RewardServer
 
 pytest.importorskip("verl")  # the environment has what slime's rollout imports
+
+from gym_rm.server.options import ServerOptions
+from gym_rm.server.serve import RewardServer
 
 PAGE = Path(__file__).parents[3] / "docs" / "adapters" / "others.md"
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
