@@ -332,12 +332,17 @@ def environment_factory(tools: Any, **tool_options: Any) -> type[ToolEnvironment
 def _method(tool: Tool) -> Callable[..., str]:
     """Return a method with the parameters that the policy sees; TRL makes its schema from them and the docstring."""
 
-    def method(self: ToolEnvironment, **arguments: Any) -> str:
+    def method(self: ToolEnvironment, /, **arguments: Any) -> str:
         return self._call(tool.name, arguments)
 
     hints = typing.get_type_hints(tool.function)
     shown = [each for name, each in inspect.signature(tool.function).parameters.items() if name not in tool.hidden]
-    method.__name__, method.__doc__ = tool.name, inspect.getdoc(tool.function)
+    schema = tool.schema["function"]
+    lines = [
+        f"    {name}: {each.get('description') or name}" for name, each in schema["parameters"]["properties"].items()
+    ]
+    method.__name__ = tool.name
+    method.__doc__ = "\n".join([schema["description"], *(["", "Args:", *lines] if lines else [])])
     method.__annotations__ = {name: hint for name, hint in hints.items() if name not in tool.hidden}
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     method.__signature__ = inspect.Signature([itself, *shown])  # type: ignore[attr-defined]

@@ -139,7 +139,8 @@ class PolicyTexts:
         """Return the messages of a response to a prompt that holds a dialogue, as agent loops write it.
 
         It begins with a reply; results of tools and messages of the user follow in the policy's template. A policy
-        that writes the template's own markup forges turns: compare their number with that of the loop.
+        that writes the template's own markup forges turns: compare their number with that of the loop, which misses
+        only a result of a tool that stands before a real one.
 
         Raises:
             ConfigError: the chat template does not write turns one after the other.
