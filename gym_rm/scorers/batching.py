@@ -7,14 +7,15 @@ the waiting requests, scores them in one call, and returns the rows of each requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError, brief
@@ -22,6 +23,142 @@ from gym_rm.scorer import Scorer, check_rows, is_relative, lock_open_after_fork,
 from gym_rm.scorers.load import acquire_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
+
+
+class HasFuture(Protocol):
+    """What waits for its turn: its future is pending until a call has begun with it."""
+
+    @property
+    def future(self) -> Future[Any]:
+        """Receives the result."""
+        ...
+
+
+Request = TypeVar("Request", bound=HasFuture)
+
+
+class MergedCalls(Generic[Request]):
+    """Calls a function with the requests that wait, in threads of its own: those that come within `max_wait` together.
+
+    Requests also collect while all threads are in a call. One that was cancelled, or that has begun because it was put
+    twice, is left out.
+
+    Args:
+        call: answers the requests, and must not raise.
+        size_of: the size of a request.
+        max_size: size at which a call is complete; a request is never split.
+        max_wait: seconds that the first request of a call waits for others.
+        max_calls: calls at the same time; a thread starts when all others are in a call.
+        name: of the object that these calls are for, in the names of the threads and in messages.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[list[Request]], None],
+        size_of: Callable[[Request], int],
+        *,
+        max_size: int,
+        max_wait: float,
+        max_calls: int = 1,
+        name: str,
+    ) -> None:
+        self._call = call
+        self._size_of = size_of
+        self._max_size = max_size
+        self._max_wait = max_wait
+        self._max_calls = max_calls
+        self._name = name
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None: closed
+        self._threads: dict[threading.Thread, bool] = {}  # and whether each is in a call
+        self._lock = lock_open_after_fork()
+        self._collecting = lock_open_after_fork()  # of one thread at a time, or requests would not be merged
+        self._closed = False
+
+    def put(self, request: Request) -> None:
+        """Let a request wait for its call.
+
+        Raises:
+            RuntimeError: the calls were closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"this {self._name} is closed; make a new one.")
+            self._start()
+            self._waiting.put(request)
+
+    def is_own_thread(self) -> bool:
+        """Return whether this runs in one of the calls, which would wait for itself."""
+        return threading.current_thread() in self._threads
+
+    def close(self, *, wait: bool = True) -> None:
+        """Call what waits, then end the threads. May be called several times.
+
+        Args:
+            wait: False cancels what waits instead, and returns at once; the threads end after their call.
+        """
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(queue.Empty):
+                while not wait:
+                    if (request := self._waiting.get_nowait()) is not None:
+                        request.future.cancel()
+                        _begins(request.future)  # tells those that wait for it
+            self._waiting.put(None)
+        while wait and not self.is_own_thread() and (alive := [each for each in self._threads if each.is_alive()]):
+            alive[0].join()
+
+    def _start(self) -> None:
+        """Start a thread if all are in a call; the lock is held."""
+        self._threads = {each: busy for each, busy in self._threads.items() if each.is_alive()}  # a fork copies none
+        if not all(self._threads.values()) or len(self._threads) >= self._max_calls:
+            return
+        thread = threading.Thread(target=self._serve, name=f"gym_rm {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the process can have no more: those that there are take the request
+            if not self._threads:
+                raise
+        else:
+            self._threads = {**self._threads, thread: False}
+
+    def _serve(self) -> None:
+        thread = threading.current_thread()
+        while (requests := self._collect()) is not None:
+            with self._lock:
+                self._threads[thread] = True
+                if not self._waiting.empty():  # it came when this thread seemed to be free
+                    self._start()
+            if requests:
+                self._call(requests)
+            with self._lock:
+                self._threads[thread] = False
+
+    def _collect(self) -> list[Request] | None:
+        """Return the next requests to answer together, or None once this is closed."""
+        with self._collecting:
+            request = self._waiting.get()
+            requests: list[Request] = []
+            size = 0
+            closes_at = time.monotonic() + self._max_wait
+            while request is not None:
+                if _begins(request.future):
+                    requests.append(request)
+                    size += self._size_of(request)
+                if size >= self._max_size:
+                    return requests
+                try:
+                    request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
+                except queue.Empty:
+                    return requests
+            self._waiting.put(None)  # for the other threads, and for this one after its call
+            return requests or None
+
+
+def _begins(future: Future[Any]) -> bool:
+    """Mark a request as begun, and return whether it is to be answered: it was not cancelled, and had not begun."""
+    if future.running() or wait([future], timeout=0).done:
+        return False
+    return future.set_running_or_notify_cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +198,13 @@ class MicroBatchingScorer:
         self.scorer = scorer
         self.num_batches = 0
         self.num_conversations = 0
-        self._max_batch_size = integer("max_batch_size", max_batch_size, minimum=1)
-        self._max_wait = max_wait
-        self._waiting: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
-        self._lock = lock_open_after_fork()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._calls: MergedCalls[ScoreRequest] = MergedCalls(
+            self._answer,
+            lambda request: len(request.conversations),
+            max_size=integer("max_batch_size", max_batch_size, minimum=1),
+            max_wait=max_wait,
+            name="MicroBatchingScorer",
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MicroBatchingScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and a copy could not merge calls."""
@@ -79,18 +217,12 @@ class MicroBatchingScorer:
         """Request scores and return a future without waiting; `asyncio.wrap_future` makes it awaitable."""
         check_rows(conversations, prompts)
         request = ScoreRequest(conversations, prompts)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this MicroBatchingScorer is closed; make a new one.")
-            if self._thread is None or not self._thread.is_alive():  # a fork copies no threads
-                self._thread = threading.Thread(target=self._serve, name="gym_rm micro-batching", daemon=True)
-                self._thread.start()
-            self._waiting.put(request)
+        self._calls.put(request)
         return request.future
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations together with other waiting requests; raises only the errors of these conversations."""
-        if threading.current_thread() is self._thread:
+        if self._calls.is_own_thread():
             raise RuntimeError("the scorer of this MicroBatchingScorer called it, and would wait for itself.")
         return self.submit(conversations, prompts).result()
 
@@ -108,38 +240,7 @@ class MicroBatchingScorer:
 
     def close(self) -> None:
         """Score the waiting requests, then stop. May be called several times."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._waiting.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _serve(self) -> None:
-        while (batch := self._collect()) is not None:
-            if batch:
-                self._answer(batch)
-
-    def _collect(self) -> list[ScoreRequest] | None:
-        """Return the next requests to score together, or None once the scorer is closed."""
-        request = self._waiting.get()
-        if request is None:
-            return None
-        batch: list[ScoreRequest] = []
-        size = 0
-        closes_at = time.monotonic() + self._max_wait
-        while request is not None:
-            if request.future.set_running_or_notify_cancel():  # False if the caller cancelled the request
-                batch.append(request)
-                size += len(request.conversations)
-            if size >= self._max_batch_size:
-                return batch
-            try:
-                request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
-            except queue.Empty:
-                return batch
-        self._waiting.put(None)  # stop after this batch
-        return batch
+        self._calls.close()
 
     def _answer(self, batch: list[ScoreRequest]) -> None:
         if len(batch) > 1 and is_relative(self.scorer):
