@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from gym_rm.errors import ConfigError
 from gym_rm.score_columns import info_array
 from gym_rm.scores import Scores
 from gym_rm.types import Message, copy_conversation, copy_nested
+
+if TYPE_CHECKING:
+    from gym_rm.envs.flights import Flight
 
 Infos: TypeAlias = dict[str, Any]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -66,7 +69,7 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
 
 RESERVED = frozenset(
     {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components"}
-    | {"step_rewards", "step_ends"}
+    | {"step_rewards", "step_ends", "rows"}
     | {"tools", "tool_calls", "tool_errors", "final_obs", "final_info", "episode"}
 )
 """Names of infos that the environment and Gymnasium's wrappers set themselves."""
@@ -156,6 +159,7 @@ class EnvState:
         calls: int64 `[N]` by name, of the last step of an environment with tools: `tool_calls` of the replies, and
             `tool_errors`, those that were answered with an error. Calls that could not be read count as both.
         view: state of a numeric view around the environment, or None.
+        flights: what was sent and not received.
     """
 
     orders: PromptOrders
@@ -165,6 +169,7 @@ class EnvState:
     transcripts: tuple[str, ...]
     calls: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     view: Any = None
+    flights: tuple[Flight, ...] = ()
 
     def observations(self) -> Observations:
         """Return copies of the N conversations."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer, load_function, load_object
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
+from gym_rm.envs.flights import Flight
 from gym_rm.envs.infos import EnvState, Infos, Mask
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.spaces import plain_text
@@ -174,12 +175,16 @@ class CandidateAction(NumericView):
         state, (conversations, infos) = super().next_reset(seed=seed, options=options)
         return state, (self._windows(conversations), infos)
 
-    def next_step(self, actions: Any, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
-        """Return the state after a step with the chosen replies, integers `[N]`, and its result."""
+    def next_send(self, actions: Any, *, rows: Mask | None = None, whole: bool = False) -> EnvState:
+        """Return the state with the chosen replies in flight; the actions are integers `[N]`."""
         _, playing = self._rows_of_step(rows)
         choices = self._choices(actions, playing)
         replies = [self._reply(row, choices[row]) if playing[row] else "" for row in range(self.num_envs)]
-        state, (conversations, rewards, terminations, truncations, infos) = super().next_step(replies, rows=rows)
+        return super().next_send(replies, rows=rows, whole=whole)
+
+    def next_recv(self, state: EnvState, flights: Sequence[Flight]) -> tuple[EnvState, Step]:
+        """Return the state after these flights, and what a step returns for them."""
+        state, (conversations, rewards, terminations, truncations, infos) = super().next_recv(state, flights)
         final = infos.get("final_obs", ())
         self._replace_final(infos, terminations | truncations, lambda row: self.window.of(final[row]))
         return state, (self._windows(conversations), rewards, terminations, truncations, infos)
@@ -277,6 +282,10 @@ class TokenLevel(NumericView):
             raise ConfigError("tokenizer must have an end-of-sequence token, which ends a reply; set its eos_token.")
         self._token_of_action = _token_ids(shown.tokenizer, vocabulary, self._stop)
         self._show(shown, len(self._token_of_action))
+
+    def send(self, actions: Any, *, rows: Mask | None = None) -> None:
+        """Raise ActionError: most tokens are not scored, so there is nothing to wait for."""
+        raise ActionError("a token is stepped, not sent; use step(actions, rows=...).")
 
     def next_reset(self, *, seed: Any = None, options: Any = None) -> tuple[EnvState, tuple[Any, Infos]]:
         """Return the state after a reset, the windows `[N, 2L]`, and infos."""

@@ -7,7 +7,7 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -24,14 +24,14 @@ from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.debugging import call_id
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
-from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores
-from gym_rm.envs.responders import UserSimulator, UserTurn
+from gym_rm.envs.flights import Flight, FlightControl, Outcome
+from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores, mask_of
+from gym_rm.envs.responders import UserSimulator
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, keywords, planned, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
-from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
-from gym_rm.scorer import try_score
 from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, Workload, copy_nested
@@ -116,6 +116,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(respond, max_turns=self.settings.max_turns, space=self._conversations)
+        self._flights = FlightControl(self.settings, self.num_envs, self.scorer, self._user, self._toolbox)
 
         self.state = EnvState(
             orders=PromptOrders.of(len(self.prompts), self.num_envs, self.group_size),
@@ -145,10 +146,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return result
 
     def step(self, actions: Actions, *, rows: Mask | None = None) -> Step:
-        """Append N replies to N conversations and score them in one call.
+        """Append N replies to N conversations and score them in one call: `send` and `recv` of the same rows.
 
         In `NEXT_STEP` mode, rows whose episode ended in the last step start a new episode: their reply is ignored and
-        their reward is 0.0.
+        their reward is 0.0. If the step raises, nothing has changed, and nothing of it is in flight.
 
         Args:
             actions: N replies: texts, whose calls are read if the environment has tools, or assistant messages
@@ -158,7 +159,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 for them. Use this if replies end in different steps, for example with one token per step.
 
         Raises:
-            ActionError: a reply is not a valid text or message (the error names the row), or their number is wrong.
+            ActionError: a reply is not a valid text or message (the error names the row), their number is wrong, or a
+                row is in flight.
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
@@ -166,6 +168,70 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             state, result = self.next_step(actions, rows=rows)
         self.commit(state)
         return result
+
+    def send(self, actions: Actions, *, rows: Mask | None = None) -> None:
+        """Send replies, which threads score while the caller goes on; `recv` takes the results.
+
+        Replies that are sent within a few milliseconds are scored in one call. A row is played as by `step`, with the
+        same rewards, whatever is sent beside it; a scorer that compares the replies of a group waits until all are
+        sent. A scorer whose `max_concurrent_calls` is 0, such as a reward model on the CPU, runs in `recv`.
+
+        Args:
+            actions, rows: see `step`. Rows that wait for their next episode (`NEXT_STEP`) are received at once.
+
+        Raises:
+            ActionError: see `step`. Nothing was sent.
+            ResetNeeded: see `step`.
+        """
+        state = self.next_send(actions, rows=rows)
+        self.commit(state)
+        self._flights.start(state.flights)
+
+    def recv(self, min_rows: int = 1, timeout: float | None = None) -> Step:
+        """Return what `step` returns, for the rows in flight that are ready; `infos["rows"]` (bool `[N]`) says which.
+
+        The other environments do not change, as those that are left out of a step.
+
+        Args:
+            min_rows: number of rows to wait for.
+            timeout: seconds after which the rows that are ready are returned, possibly none; None for no limit, 0 to
+                look without waiting.
+
+        Raises:
+            ActionError: fewer rows are in flight, or they wait for others of their group.
+            ScoringError: scores are missing and `fallback_reward` is None. The error names these rows, which are not
+                in flight any more and have not changed; the other rows can still be received.
+        """
+        self._require_open()
+        rows = integer("min_rows", min_rows, minimum=1)
+        flying = int(self.in_flight.sum())
+        if rows > flying:
+            raise ActionError(f"recv waits for {rows} rows, but {flying} are in flight; send replies first.")
+        ready = self._flights.wait(self.state.flights, rows, timeout)
+        self._raise_failures(ready)
+        state, result = self.next_recv(self.state, ready)
+        received = mask_of([row for flight in ready for row in flight.rows], self.num_envs)
+        result[-1].update(rows=received, _rows=np.ones_like(received))
+        self.commit(state)
+        return result
+
+    def cancel(self) -> None:
+        """Take back all replies in flight, as if they had not been sent; what runs is not received."""
+        flights = self.state.flights
+        self.commit(replace(self.state, flights=()))
+        for flight in flights:
+            flight.future.cancel()
+
+    @property
+    def in_flight(self) -> Mask:
+        """Rows that were sent and not received, bool `[N]`."""
+        return mask_of([row for flight in self.state.flights for row in flight.rows], self.num_envs)
+
+    @property
+    def ready(self) -> Mask:
+        """Rows in flight that `recv` returns at once, bool `[N]`."""
+        flights = (flight for flight in self.state.flights if flight.future.done())
+        return mask_of([row for flight in flights for row in flight.rows], self.num_envs)
 
     def render(self) -> tuple[str, ...] | None:
         """Return N transcripts in `"ansi"` mode, None in `"human"` mode, which has already printed them.
@@ -179,8 +245,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return self.state.transcripts if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the scorer, the user simulator and the tools. A scorer object that was passed in stays open."""
+        """Cancel what is in flight; release the scorer, the user simulator and the tools.
+
+        A scorer object that was passed in stays open.
+        """
         # Some versions of Gymnasium also close an environment whose constructor raised.
+        if "_flights" in vars(self):
+            self.cancel()
+            self._flights.close()
         if "scorer" in vars(self):
             release_scorer(self.scorer)
         if "_user" in vars(self):
@@ -219,6 +291,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._require_open()
         options = {} if options is None else options
         rows = self._rows_to_reset(options)
+        self._require_received(rows)
         indices = self._prompt_indices(options)
         old = self.state
         if indices is not None:
@@ -233,28 +306,56 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def next_step(self, actions: Actions, *, rows: Mask | None = None) -> tuple[EnvState, Step]:
         """Return the state after `step`, and its result; see `commit`."""
-        starting, playing = self._rows_of_step(rows)
-        rows, old = starting | playing, self.state
-        indices = np.flatnonzero(playing).tolist()
-        replies = self._check_replies(indices, actions)
-        said = [[*old.episodes[row].messages, reply.message] for row, reply in zip(indices, replies, strict=True)]
-        if self.settings.reward_on == "turn":
-            scores = self._score(indices, said)
-            turns, calls = self._next_turns(indices, replies, said, scores)
-        else:
-            turns, calls = self._next_turns(indices, replies, said, None)
-            last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
-            scores = self._score([row for row, _ in last], [messages for _, messages in last])
+        state = self.next_send(actions, rows=rows, whole=True)
+        ours = state.flights[len(self.state.flights) :]
+        for flight in ours:
+            if not flight.future.done():
+                flight.future.set_result(self._flights.play([flight], whole=True))
+        return self.next_recv(state, ours)
 
-        terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
-        terminations[indices] = [turn.terminated for turn in turns]
-        truncations[indices] = [turn.truncated for turn in turns]
+    def next_send(self, actions: Actions, *, rows: Mask | None = None, whole: bool = False) -> EnvState:
+        """Return the state with these replies in flight, in one flight if they are a `whole` step; see `commit`."""
+        starting, playing = self._rows_of_step(rows)
+        replies = self._check_replies(np.flatnonzero(playing).tolist(), actions)
+        old = self.state
+        flights = old.flights
+        if starting.any():
+            flights = (*flights, Flight.restart(np.flatnonzero(starting).tolist()))
+        if whole and replies:
+            flights = (*flights, Flight.of(None, replies, old.episodes, complete=True))
+        elif replies:
+            flights = self._flights.divide(replies, old.episodes, np.flatnonzero(~old.over).tolist(), flights)
+        return replace(old, flights=flights)
+
+    def next_recv(self, state: EnvState, flights: Sequence[Flight]) -> tuple[EnvState, Step]:
+        """Return the state after flights of it with an outcome were received, and what `step` returns for them."""
+        old, size = state, self.num_envs
+        starting = mask_of([row for flight in flights for row in flight.rows if row not in flight.said], size)
+        said = {row: flight.said[row] for flight in flights for row in flight.rows if row in flight.said}
+        indices, playing = sorted(said), mask_of(list(said), size)
+        rows = starting | playing
+        outcomes = [*{id(each): each for flight in flights for each in [flight.future.result()]}.values()]
+        turns = {row: turn for outcome in outcomes for row, turn in outcome.turns.items() if row in said}
+        scores = self._scores_of(outcomes, said)
+        terminations, truncations = np.zeros((2, size), dtype=np.bool_)
+        terminations[indices] = [turns[row].terminated for row in indices]
+        truncations[indices] = [turns[row].truncated for row in indices]
         done = terminations | truncations
         episodes = list(old.episodes)
-        for row, messages, turn in zip(indices, said, turns, strict=True):
+        for row in indices:
             before = episodes[row]
-            episodes[row] = Episode(before.prompt, before.number, [*messages, *turn.messages], before.num_replies + 1)
-        state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, view=None)
+            messages = [*said[row], *turns[row].messages]
+            episodes[row] = Episode(before.prompt, before.number, messages, before.num_replies + 1)
+        calls: dict[str, NDArray[np.int64]] = {}
+        if self._toolbox is not None:
+            counted = np.zeros((2, size), dtype=np.int64)
+            for outcome in outcomes:
+                for row in outcome.calls.keys() & said.keys():
+                    counted[:, row] = outcome.calls[row]
+            calls = dict(zip(("tool_calls", "tool_errors"), counted, strict=True))
+        received = set(flights)
+        left = tuple(flight for flight in old.flights if flight not in received)
+        state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, flights=left, view=None)
         state = self._restart(state, starting)  # none in the mode SAME_STEP
         state = replace(state, transcripts=self._transcripts(state, rows, done))
         infos: Infos = {}
@@ -281,6 +382,12 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if self.closed:
             raise ClosedEnvironmentError(f"{self} is closed; make a new one.")
 
+    def _require_received(self, rows: Mask) -> None:
+        if self.state.flights and (flying := np.flatnonzero(rows & self.in_flight).tolist()):
+            raise ActionError(
+                f"environments {flying} are in flight; recv() them first, cancel() what was sent, or leave them out."
+            )
+
     def _set_spaces(self, observation: Space[Any], action: Space[Any]) -> None:
         self.single_observation_space, self.single_action_space = observation, action
         self.observation_space = batch_space(observation, self.num_envs)
@@ -292,6 +399,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._require_open()
         if not self.state.episodes:
             raise ResetNeeded("call reset() before step().")
+        self._require_received(rows)
         over = rows & self.state.over
         if self.autoreset_mode is AutoresetMode.DISABLED and over.any():
             if self.num_envs == 1:
@@ -346,14 +454,14 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             if fault:
                 raise ConfigError(f"prompt {prompt.prompt_id!r} has an invalid message: {fault}.")
 
-    def _check_replies(self, rows: list[int], actions: Actions) -> list[Reply]:
+    def _check_replies(self, rows: list[int], actions: Actions) -> dict[int, Reply]:
         given = in_order(actions)
         if given is None or len(given) != self.num_envs:
             raise ActionError(
                 f"actions must be {self.num_envs} replies in a list, tuple or array, one for each environment, got "
                 f"{actions!r:.100}."
             )
-        replies = []
+        replies: dict[int, Reply] = {}
         for row in rows:
             said = plain_text(given[row])
             if isinstance(said, Mapping):
@@ -368,43 +476,42 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             reply = reply.numbered(self.state.episodes[row].messages)
             if "tool_calls" in reply.message and self._replies.fault(reply.message):
                 reply = Reply(Message(role="assistant", content=str(said)), ["the calls are too long"])
-            replies.append(reply)
+            replies[row] = reply
         return replies
 
-    def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
-        if not rows:
-            return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
-        prompts = [self.state.episodes[row].prompt for row in rows]
-        scores = try_score(self.scorer, said, prompts)
-        if scores.failed_rows and self.settings.fallback_reward is not None:
-            warn_once(
-                "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
-            )
-            failure = ScoringError(scores.scatter(rows, self.num_envs))
-            logger.info("fallback_reward=%s: %s", self.settings.fallback_reward, failure)
-        return StepScores.of(scores, rows, self.num_envs, self.settings.fallback_reward)
+    def _scores_of(self, outcomes: Sequence[Outcome], rows: Collection[int]) -> StepScores:
+        """Return the scores of these rows."""
+        parts, scored = [], []
+        for outcome in outcomes:
+            own = [k for k, row in enumerate(outcome.scored) if row in rows]
+            parts.append(outcome.scores if len(own) == len(outcome.scored) else outcome.scores.take(own))
+            scored += [outcome.scored[k] for k in own]
+        scores = parts[0] if len(parts) == 1 else Scores.concatenate(parts)
+        return StepScores.of(scores, scored, self.num_envs, self.settings.fallback_reward)
 
-    def _next_turns(
-        self, rows: list[int], replies: list[Reply], said: list[list[Message]], scores: StepScores | None
-    ) -> tuple[list[UserTurn], dict[str, NDArray[np.int64]]]:
-        """Return the turn after the reply of each of these rows, and their tool calls."""
-        episodes = [self.state.episodes[row] for row in rows]
-        calling = [self._toolbox is not None and reply.num_calls > 0 for reply in replies]
-        turns = self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores, calling)
-        if self._toolbox is None:
-            return turns, {}
-        calls, errors = np.zeros((2, self.num_envs), dtype=np.int64)
-        calls[rows] = [reply.num_calls for reply in replies]
-        errors[rows] = [len(reply.problems) for reply in replies]
-        # After the responder: a step that fails there can be repeated without executing the calls twice.
-        asked = [m for m, turn in enumerate(turns) if calling[m] and not turn.ended]
-        answers = self._toolbox.answer(
-            [replies[m] for m in asked], [said[m] for m in asked], [episodes[m].prompt for m in asked]
-        )
-        for m, (messages, num_errors) in zip(asked, answers, strict=True):
-            turns[m] = replace(turns[m], messages=tuple(messages))
-            errors[rows[m]] = num_errors
-        return turns, {"tool_calls": calls, "tool_errors": errors}
+    def _raise_failures(self, ready: Sequence[Flight]) -> None:
+        """Raise what went wrong in flights, after taking its rows out of flight; the others stay."""
+        for flight in ready:
+            if (error := flight.future.exception()) is not None:
+                self._land(flight.rows)
+                error.add_note(f"environments {list(flight.rows)} have not changed and are not in flight any more.")
+                raise error
+        rows, parts = [], []
+        for outcome in {id(each): each for flight in ready for each in [flight.future.result()]}.values():
+            failed = self._flights.failed(outcome.scores, outcome.scored)
+            own = [row for flight in ready for row in flight.rows if row in failed and row not in rows]
+            rows += own
+            parts.append(outcome.scores.take(failed[row] for row in own))
+        if rows:
+            self._land(rows)
+            missing = ScoringError(Scores.concatenate(parts).scatter(rows, self.num_envs))
+            missing.add_note("These rows have not changed and can be sent again; recv() returns the others in flight.")
+            raise missing
+
+    def _land(self, rows: Collection[int]) -> None:
+        """Take rows out of flight without a change."""
+        flights = (flight.without(rows) for flight in self.state.flights)
+        self.commit(replace(self.state, flights=tuple(flight for flight in flights if flight.rows)))
 
     def _restart(self, state: EnvState, rows: Mask, indices: NDArray[Any] | None = None) -> EnvState:
         """Return the state with new episodes in `rows`, from the prompts with these indices or the next ones."""

@@ -1,0 +1,320 @@
+"""Replies that were sent to an environment and not received yet: what they wait for, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gym_rm.engine.debugging import call_id
+from gym_rm.envs.episodes import Episode
+from gym_rm.envs.responders import UserSimulator, UserTurn
+from gym_rm.envs.settings import EnvSettings
+from gym_rm.envs.tools.toolbox import Reply, Toolbox
+from gym_rm.errors import ActionError, brief, logger, warn_once
+from gym_rm.scorer import (
+    NeverCopied,
+    Scorer,
+    is_relative,
+    lock_open_after_fork,
+    max_concurrent_calls,
+    route_of,
+    try_score,
+)
+from gym_rm.scorers.batching import MergedCalls
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Message
+
+CALL_TOKENS = 65_536  # of the replies that are scored in one call, unless the scorer has a budget of its own
+CHARACTERS_PER_TOKEN = 3
+PATIENCE = 0.5  # seconds after which a wait looks again: a signal just before a lock is taken does not end its wait
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What replies lead to; the environment has not changed.
+
+    Attributes:
+        turns: the turn after the reply of each row that has one: a row whose score is missing may have none.
+        scores, scored: scores of some rows `[K]`, and these rows.
+        calls: number of calls of each reply in an environment with tools, and of those that were answered with an
+            error.
+    """
+
+    turns: Mapping[int, UserTurn]
+    scores: Scores
+    scored: Sequence[int]
+    calls: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Flight(NeverCopied):
+    """Rows that are scored together, with other flights that come at the same time.
+
+    Attributes:
+        rows: environments, rising.
+        replies, said: the reply of each row, and its conversation with it; empty for rows that start an episode.
+        prompts: episodes before the reply, by row.
+        route: flights with another one are scored in other calls.
+        complete: False while the scorer waits for other replies of the group.
+        future: gets the outcome.
+    """
+
+    rows: tuple[int, ...]
+    replies: Mapping[int, Reply] = field(default_factory=dict)
+    said: Mapping[int, list[Message]] = field(default_factory=dict)
+    episodes: Mapping[int, Episode] = field(default_factory=dict)
+    route: Hashable = None
+    complete: bool = True
+    future: Future[Outcome] = field(default_factory=Future)
+
+    @classmethod
+    def of(cls, route: Hashable, replies: Mapping[int, Reply], episodes: Sequence[Episode], complete: bool) -> Flight:
+        """Return the flight of these replies to the episodes of an environment."""
+        said = {row: [*episodes[row].messages, reply.message] for row, reply in replies.items()}
+        return cls(tuple(replies), replies, said, {row: episodes[row] for row in replies}, route, complete)
+
+    @classmethod
+    def restart(cls, rows: Sequence[int]) -> Flight:
+        """Return the flight of rows that start an episode, which wait for nothing."""
+        flight = cls(tuple(rows))
+        flight.future.set_result(Outcome({}, Scores.from_rewards([]), (), {}))
+        return flight
+
+    def without(self, rows: Collection[int]) -> Flight:
+        """Return the flight without some rows, which shares the outcome."""
+        return replace(self, rows=tuple(row for row in self.rows if row not in rows))
+
+    @property
+    def size(self) -> int:
+        """About the number of tokens of its conversations."""
+        return sum(len(each["content"]) for said in self.said.values() for each in said) // CHARACTERS_PER_TOKEN
+
+
+class FlightControl(NeverCopied):
+    """Scores what is in flight and asks for the next turns: in this thread, or in threads of its own.
+
+    It does not know the state of the environment, whose rows are its only names for conversations.
+
+    Args:
+        settings: settings of the environment.
+        num_envs: N.
+        scorer, user, toolbox: its parts; no toolbox without tools.
+    """
+
+    def __init__(
+        self, settings: EnvSettings, num_envs: int, scorer: Scorer, user: UserSimulator, toolbox: Toolbox | None
+    ) -> None:
+        self._settings, self._num_envs = settings, num_envs
+        self._scorer, self._user, self._toolbox = scorer, user, toolbox
+        self._relative = is_relative(scorer)
+        self._max_calls = max_concurrent_calls(scorer)
+        # A step in the thread of the caller, beside what was sent, must not call such a scorer twice at a time.
+        self._alone = lock_open_after_fork() if self._max_calls < 2 else nullcontext()
+        self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
+
+    def divide(
+        self, replies: Mapping[int, Reply], episodes: Sequence[Episode], playing: Sequence[int], old: Sequence[Flight]
+    ) -> tuple[Flight, ...]:
+        """Return the flights of an environment with some more replies: one for each route, or each group.
+
+        Args:
+            replies: the replies, by row.
+            episodes: the episodes of all environments.
+            playing: the rows that have not ended, for which a comparison waits.
+            old: what is in flight.
+        """
+        size = self._settings.group_size if self._settings.group_size > 1 else self._num_envs
+        routes: dict[Hashable, dict[int, Reply]] = {}
+        for row, reply in replies.items():
+            route = row // size if self._relative else route_of(self._scorer, episodes[row].prompt)
+            routes.setdefault(route, {})[row] = reply
+        flights = list(old)
+        for route, own in routes.items():
+            complete = True
+            if self._relative:
+                for waiting in [each for each in flights if each.route == route and not each.complete]:
+                    flights.remove(waiting)
+                    own = {row: waiting.replies[row] for row in waiting.rows} | own
+                complete = own.keys() >= {row for row in playing if row // size == route}
+            flights.append(Flight.of(route, dict(sorted(own.items())), episodes, complete))
+        return tuple(flights)
+
+    def start(self, flights: Sequence[Flight]) -> None:
+        """Hand flights to the threads, unless the scorer must be called in the thread of the caller."""
+        for flight in flights if self._max_calls else ():
+            if flight.complete and not (flight.future.running() or flight.future.done()):
+                self._threads_of(flight.route).put(flight)
+
+    def wait(self, flights: Sequence[Flight], num_rows: int, timeout: float | None) -> list[Flight]:
+        """Return the flights with an outcome once they have so many rows, or after some seconds.
+
+        What no thread scores is scored here, unless `timeout` is 0.
+
+        Raises:
+            ActionError: the others wait for replies that were not sent.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            ready = [flight for flight in flights if flight.future.done()]
+            if sum(len(flight.rows) for flight in ready) >= num_rows or timeout == 0:
+                return ready
+            waiting = [flight for flight in flights if not flight.future.done()]
+            if not any(flight.complete for flight in waiting):
+                rows = sorted(row for flight in waiting for row in flight.rows)
+                raise ActionError(
+                    f"environments {rows} wait for the other replies of their group, because the scorer compares them; "
+                    "send these too, or ask for fewer rows."
+                )
+            if not self._max_calls:
+                self._answer([flight for flight in waiting if flight.complete])
+                continue
+            left = PATIENCE if deadline is None else min(PATIENCE, deadline - time.monotonic())
+            if left <= 0:
+                return ready
+            wait([flight.future for flight in waiting], left, FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """Start nothing more; what runs ends by itself, and nobody waits for it."""
+        for threads in self._threads.values():
+            threads.close(wait=False)
+
+    def play(self, flights: Sequence[Flight], *, whole: bool) -> Outcome:
+        """Return what replies lead to, with one call of the scorer, of the responder and of the tools.
+
+        Args:
+            flights: what is played.
+            whole: do nothing more once a score is missing, instead of leaving out its row.
+
+        Raises:
+            ScoringError: a score is missing, `whole` is set, and there is no fallback reward.
+        """
+        replies = {row: flight.replies[row] for flight in flights for row in flight.rows}
+        said = {row: flight.said[row] for flight in flights for row in flight.rows}
+        episodes = {row: flight.episodes[row] for flight in flights for row in flight.rows}
+        rows, on_turn = sorted(replies), self._settings.reward_on == "turn"
+        turns: dict[int, UserTurn] = {}
+        calls: dict[int, tuple[int, int]] = {}
+        if not on_turn:
+            turns, calls = self._next_turns(rows, replies, said, episodes, None)
+        scored = rows if on_turn else [row for row in rows if turns[row].ended]
+        parts = self._calls(scored, episodes)
+        results = []
+        for part in parts:
+            prompts = [episodes[row].prompt for row in part]
+            with self._alone:
+                results.append(try_score(self._scorer, [said[row] for row in part], prompts))
+        scores = self._joined(results, parts)
+        failed = self.failed(scores, scored)
+        if failed and whole:
+            scores.scatter(scored, self._num_envs).raise_for_errors()
+        if on_turn:
+            kept = [row for row in rows if row not in failed]
+            own = scores.take(np.isin(rows, kept)) if failed else scores
+            turns, calls = self._next_turns(kept, replies, said, episodes, own)
+        return Outcome(turns, scores, scored, calls)
+
+    def failed(self, scores: Scores, scored: Sequence[int]) -> dict[int, int]:
+        """Return the rows that have no score and no fallback reward, and their places among the scores."""
+        if self._settings.fallback_reward is not None:
+            return {}
+        return {scored[k]: k for k in scores.failed_rows}
+
+    def _calls(self, rows: Sequence[int], episodes: Mapping[int, Episode]) -> list[list[int]]:
+        """Divide rows into calls of the scorer: a comparison never sees two groups with one prompt, whatever came."""
+        size = self._settings.group_size
+        if not self._relative or size == 1:
+            return [list(rows)] if rows else []
+        calls: list[tuple[set[str], list[int]]] = []
+        for _, members in itertools.groupby(rows, lambda row: row // size):
+            group = list(members)
+            prompts = {episodes[row].prompt.prompt_id for row in group}
+            seen, call = next((each for each in calls if not each[0] & prompts), (set(), []))
+            if not call:
+                calls.append((seen, call))
+            seen |= prompts
+            call += group
+        return [call for _, call in calls]
+
+    def _joined(self, results: Sequence[Scores], parts: Sequence[Sequence[int]]) -> Scores:
+        """Return the scores of all calls in the order of their rows."""
+        rows = [row for part in parts for row in part]
+        scores = results[0] if len(results) == 1 else Scores.concatenate(results).take(np.argsort(rows).tolist())
+        if scores.failed_rows and self._settings.fallback_reward is not None:
+            warn_once(
+                "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
+            )
+            failure = ScoringError(scores.scatter(sorted(rows), self._num_envs))
+            logger.info("fallback_reward=%s: %s", self._settings.fallback_reward, failure)
+        return scores
+
+    def _next_turns(
+        self,
+        rows: Sequence[int],
+        replies: Mapping[int, Reply],
+        said: Mapping[int, list[Message]],
+        episodes: Mapping[int, Episode],
+        scores: Scores | None,
+    ) -> tuple[dict[int, UserTurn], dict[int, tuple[int, int]]]:
+        """Return the turn after the reply of each row, and its numbers of tool calls and errors."""
+        toolbox = self._toolbox
+        calling = [toolbox is not None and replies[row].num_calls > 0 for row in rows]
+        own = [episodes[row] for row in rows]
+        found = self._user.next_turns(rows, own, [said[row] for row in rows], scores, calling)
+        turns = dict(zip(rows, found, strict=True))
+        if toolbox is None:
+            return turns, {}
+        calls = {row: (replies[row].num_calls, len(replies[row].problems)) for row in rows}
+        # After the responder: a step that fails there can be repeated without executing the calls twice.
+        asked = [row for row, calls_tools in zip(rows, calling, strict=True) if calls_tools and not turns[row].ended]
+        answers = toolbox.answer(
+            [replies[row] for row in asked], [said[row] for row in asked], [episodes[row].prompt for row in asked]
+        )
+        for row, (messages, num_errors) in zip(asked, answers, strict=True):
+            turns[row] = replace(turns[row], messages=tuple(messages))
+            calls[row] = calls[row][0], num_errors
+        return turns, calls
+
+    def _answer(self, flights: Sequence[Flight]) -> None:
+        """Give flights their outcome; after an exception one by one, so that only the cause has it."""
+        try:
+            with call_id("step"):
+                outcome = self.play(flights, whole=False)
+        except Exception as error:
+            if len(flights) == 1:
+                flights[0].future.set_exception(error)
+            else:
+                for flight in flights:
+                    self._answer([flight])
+        else:
+            for flight in flights:
+                flight.future.set_result(outcome)
+
+    def _answer_in_thread(self, flights: Sequence[Flight]) -> None:
+        try:
+            self._answer(flights)
+        except BaseException as error:  # SystemExit, which would end the thread
+            for flight in flights:
+                if not flight.future.done():
+                    flight.future.set_exception(
+                        RuntimeError(f"the scorer, the responder or a tool raised {brief(error)}")
+                    )
+
+    def _threads_of(self, route: Hashable) -> MergedCalls[Flight]:
+        key = None if self._relative else route
+        if key not in self._threads:
+            tokens = getattr(self._scorer, "max_num_batched_tokens", None) or CALL_TOKENS
+            self._threads[key] = MergedCalls(
+                self._answer_in_thread,
+                size_of=lambda flight: flight.size,
+                max_size=tokens,
+                max_wait=0.005,
+                max_calls=self._max_calls,
+                name="gym_rm step",
+            )
+        return self._threads[key]
