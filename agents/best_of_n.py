@@ -111,9 +111,9 @@ def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]
     )
     batch.begin(*envs.reset(options={"prompt_indices": indices}))
     while batch.playing.any():
-        seen = batch.prompts()
-        completions = sampler.sample(seen, seeds=batch.seeds())
-        batch.add(seen, completions, envs.step(batch.replies(completions), rows=batch.playing))
+        rows, seen, seeds = batch.requests()
+        replies, playing = batch.replies(dict(zip(rows, sampler.sample(seen, seeds=seeds), strict=True)))
+        batch.add(envs.step(replies, rows=playing), playing)
     envs.close()
     rollouts = batch.table().rollouts
     rewards = np.array([rollout.reward for rollout in rollouts])

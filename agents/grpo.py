@@ -41,16 +41,18 @@ import gym_rm
 from gym_rm.config import load_config, settings_file
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError, GymRMError, RemoteError
-from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
 from gym_rm.policy.estimate import estimate, zero_variance_groups
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.losses import policy_loss, update_metrics
+from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_batch import RolloutBatch
 from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import RolloutTable
+from gym_rm.policy.rollouts_ahead import KeptCompletions, RolloutsAhead
 from gym_rm.policy.run_folder import GRPORunFolder
+from gym_rm.policy.run_notes import describe
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.live import LiveView, print_results
@@ -59,48 +61,31 @@ from gym_rm.scorers.load import load_scorer
 from gym_rm.training.run_folder import heard_signals
 from gym_rm.types import Prompt
 
-SUM_WARNING = (
-    "advantage.steps=sum pays for more steps: policies then split or pad their replies (PURE, arXiv 2504.15275). Watch "
-    "steps_per_reply, or use advantage.steps=min."
-)
-SLOW_STEP = 60.0  # seconds, from which a step is worth a line before it begins
-PASSES = 6  # forwards that a token costs: sampled, measured under the policy and the reference, forward and backward
+SECONDS_BETWEEN_LOOKS = 0.02  # at replies that were scored, while others are written
 SECONDS_BETWEEN_CALLS = 5.0  # of a server that was lost
-
-
-class PhaseTimer:
-    """Seconds of each phase of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
-        """Add the seconds of a block to a phase."""
-        started = time.perf_counter()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last call."""
-        seconds, self.seconds = self.seconds, {}
-        return seconds
 
 
 # --- a step ----------------------------------------------------------------------------------------------------------
 
 
 def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) -> RolloutTable:
-    """Sample replies and step the environments until every episode of a batch has ended."""
-    observations, infos = envs.reset(options={"prompt_indices": batch.prompt_indices})
-    batch.begin(observations, infos)
-    while batch.playing.any():
-        prompts = batch.prompts()
-        with timer.measure("generate"):
-            completions = sampler.sample(prompts, seeds=batch.seeds())
-        with timer.measure("score"):
-            step = envs.step(batch.replies(completions), rows=batch.playing)
-        batch.add(prompts, completions, step)
+    """Sample replies, and step each as soon as it is written, until every episode of a batch has ended."""
+    envs.cancel()  # what a call that failed left in flight
+    batch.begin(*envs.reset(options={"prompt_indices": batch.prompt_indices}))
+    with contextlib.closing(sampler.stream()) as stream:
+        while batch.playing.any():
+            rows, prompts, seeds = batch.requests()
+            stream.add(rows, prompts, seeds=seeds)
+            scoring = envs.in_flight.any()
+            with timer.measure("generate", hides="score" if scoring else None):
+                completions = stream.take(timeout=SECONDS_BETWEEN_LOOKS if scoring else None)
+            with timer.measure("score"):
+                if completions:
+                    replies, written = batch.replies(completions)
+                    envs.send(replies, rows=written)
+                if envs.ready.any() or not stream.num_open:
+                    step = envs.recv()
+                    batch.add(step, rows=step[-1]["rows"])
     return batch.table()
 
 
@@ -229,12 +214,13 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
     (sampler, update_weights), timer = make_sampler(settings, learner), PhaseTimer()
 
-    def patiently(call: Callable[[], RolloutTable]) -> RolloutTable:
+    def patiently(call: Callable[[], RolloutTable | None], *, step: int | None = None) -> Any:
         """Return what a call returns. If it fails, save; if a server is lost, wait until it is back, and call again."""
         deadline = None
         while True:
             try:
-                update_weights()
+                if step is None or not ahead.plays(step):  # the sampler may still write with the weights before
+                    update_weights()
                 return learner.agreed(call)
             except (GymRMError, OSError) as error:
                 if deadline is None:
@@ -249,27 +235,34 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
                     raise
                 time.sleep(SECONDS_BETWEEN_CALLS)
 
-    def play_step(step: int) -> RolloutTable:
+    def play_step(step: int, timer: PhaseTimer) -> RolloutTable:
         """Return this rank's rollouts of a step."""
-        table = play(envs, sampler, schedule.training(step), timer)
+        table = play(envs, writer, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
             if not (groups := zero_variance_groups(table, settings)).size:
                 break
-            others = play(envs, sampler, schedule.replacing(groups, step=step, attempt=attempt), timer)
+            others = play(envs, writer, schedule.replacing(groups, step=step, attempt=attempt), timer)
             table = RolloutTable.joined([table, others])
         return table
 
     def roll_out(step: int) -> RolloutTable:
-        return patiently(lambda: play_step(step))
+        """Return the rollouts of a step, and begin those of the next one if they are written ahead."""
+        table = patiently(lambda: ahead.take(timer) if ahead.plays(step) else play_step(step, timer), step=step)
+        if settings.sampling.steps_ahead and step < settings.steps:
+            patiently(lambda: ahead.begin(step + 1))
+        return table.trained_at(learner.version)
 
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
+            ahead.wait()
             ours = patiently(lambda: play(held_out_envs, sampler, schedule.held_out(), PhaseTimer()))
             rollouts = RolloutTable.joined(learner.gathered([ours])).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
-    run = GRPORunFolder(settings, learner, scorer, (prompts, held_out))
+    kept = KeptCompletions(sampler)
+    writer, ahead = kept if settings.sampling.steps_ahead else sampler, RolloutsAhead(play_step, kept)
+    run = GRPORunFolder(settings, learner, scorer, (prompts, held_out), kept)
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
         for part in (run, envs, sampler):
@@ -294,6 +287,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
                     measure()
                 stop = run.stop_for(signal_heard())
                 if stop is not None or run.is_due(settings.checkpoint.save_every or settings.eval.every):
+                    ahead.wait()
                     run.save()
         except RemoteError:
             if (stop := run.stop_for(signal_heard())) is None:
@@ -301,45 +295,6 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
         if stop is None:
             run.finish()
     return stop
-
-
-def describe(
-    settings: GRPOSettings, learner: Learner, scorer: Scorer, console: Console, prompts: int, held_out: int, step: int
-) -> None:
-    """Print what is trained on what, and the warning of the reward model's audit."""
-    if (warning := audit_warning(scorer, settings.env.audit)) is not None:
-        console.print(f"[yellow]{escape(warning)}[/]", highlight=False)
-    if settings.advantage.steps == "sum":
-        console.print(f"[yellow]{escape(SUM_WARNING)}[/]", highlight=False)
-    console.print(
-        f"policy {learner.start.name} ({learner.start.model.num_parameters():,} parameters) on {learner.device}, "
-        f"reward model {settings.env.reward_model or 'embedded'}, {prompts} prompts, {held_out} held out, "
-        f"seed {settings.seed}" + (f", resuming after step {step}" if step else ""),
-        highlight=False,
-    )
-    if learner.device.type == "cpu" and learner.world == 1 and (seconds := longest_step(settings, learner)) > SLOW_STEP:
-        env, longest = settings.env, settings.sampling.max_new_tokens
-        console.print(
-            f"[yellow]a step takes about {seconds / 60:.0f} minutes on this CPU without the reward model, if its "
-            f"{env.num_prompts} x {env.group_size} replies have {longest} tokens; less with a smaller env.num_prompts "
-            "or sampling.max_new_tokens[/]",
-            highlight=False,
-        )
-
-
-def longest_step(settings: GRPOSettings, learner: Learner) -> float:
-    """Return about how many seconds a step takes if all replies are as long as they may be, from a short forward."""
-    model, width = learner.start.model, 128
-    ids = torch.arange(2 * width).view(2, width) % model.config.vocab_size
-    seconds = []
-    with torch.no_grad():
-        for _ in range(2):
-            started = time.perf_counter()
-            model(ids)
-            seconds.append(time.perf_counter() - started)
-    env, turns = settings.env, settings.env.max_turns
-    tokens = env.num_prompts * env.group_size * turns * settings.sampling.max_new_tokens
-    return PASSES * tokens * min(seconds) / ids.numel()
 
 
 def main() -> None:

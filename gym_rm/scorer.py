@@ -159,6 +159,8 @@ def check_signature(scorer: Scorer) -> None:
 
 def max_concurrent_calls(scorer):
     return getattr(scorer, "max_concurrent_calls", 1)
+
+
 def route_of(scorer, prompt):
     f = getattr(scorer, "route_of", None)
     return f(prompt) if f else None

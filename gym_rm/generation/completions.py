@@ -22,12 +22,14 @@ class Completion:
         log_probs: float32 `[T]`, log-probabilities of the tokens at the sampling temperature.
         finished: whether it ended with an end token within the maximum number of tokens.
         text: its text without the end token. Other special tokens stay, so that the reward model scores them too.
+        version: number of updates of the weights that sampled it.
     """
 
     token_ids: TokenIds
     log_probs: NDArray[np.float32]
     finished: bool
     text: str
+    version: int = 0
 
 
 NOTHING = Completion(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32), finished=False, text="")

@@ -48,6 +48,9 @@ class SamplingSettings(Config):
     """Seconds for the completions of a server, for loading weights, and to wait for a server that was lost."""
     max_retries: NonNegativeInt = 5
     """How often a request to a server is sent again before the server counts as lost."""
+    steps_ahead: Literal[0, 1] = 0
+    """1 writes and scores the replies of the next step while the policy is updated, with the weights before the update;
+    `loss.importance_cap` corrects for them. Worth it where generation runs elsewhere (`server`)."""
     weights_folder: str | None = None
     """Folder of this run alone through which a server gets new weights; null for one in the run's own."""
 
@@ -209,6 +212,12 @@ class GRPOSettings(Config):
             raise ValueError(
                 f"optimizer.updates_per_step={self.optimizer.updates_per_step} is more than env.num_prompts="
                 f"{self.env.num_prompts}, and every update needs a group"
+            )
+        if self.sampling.steps_ahead and (self.loss.importance_cap is None or self.env.sleep):
+            raise ValueError(
+                f"sampling.steps_ahead={self.sampling.steps_ahead} scores replies of older weights during the update, so "
+                f"it needs loss.importance_cap and a reward model that stays awake; got loss.importance_cap="
+                f"{self.loss.importance_cap} and env.sleep={self.env.sleep}"
             )
         if self.env.tools and self.env.max_turns == 1:
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,11 @@ class RolloutBatch:
         self._turns: dict[int, list[RolloutTurn]] = {row: [] for row in self._rows}
         self._components: dict[int, dict[str, float]] = {row: {} for row in self._rows}
         self._verdicts: dict[int, dict[str, str]] = {row: {} for row in self._rows}
+        self._asked = np.zeros_like(self.playing)
+        self._seeds: dict[int, NDArray[np.uint64]] = {}  # of a turn, by number
+        self._openings: dict[int, str] = {}
+        self._prompts: dict[int, TokenIds] = {}
+        self._completions: dict[int, Completion] = {}
 
     def begin(self, observations: Sequence[Conversation], infos: Infos) -> None:
         """Take what `reset` returned."""
@@ -58,56 +63,66 @@ class RolloutBatch:
         self._prompt_ids, self._answers = infos["prompt_id"], infos.get("answer", [None] * len(observations))
         self._tools = infos.get("tools", [None] * len(observations))
 
-    def prompts(self) -> list[TokenIds]:
-        """Return what the policy sees of each conversation that is played, as token ids int32 `[P]`."""
-        rows = np.flatnonzero(self.playing).tolist()
+    def requests(self) -> tuple[list[int], list[TokenIds], list[int]]:
+        """Return the rows whose next reply is asked for now, what the policy sees there (int32 `[P]`), and the seeds.
+
+        These are the rows that are played and were not asked for since their last turn.
+        """
+        rows = np.flatnonzero(self.playing & ~self._asked).tolist()
         prompts = self._renderer.prompts([self._conversations[row] for row in rows], [self._tools[row] for row in rows])
         ends = {prompt[-16:].tobytes(): prompt[-16:] for prompt in prompts}  # the rows of a group have the same
         texts = self._tokenizer.batch_decode([*ends.values()], skip_special_tokens=False)
         openings = dict(zip(ends, map(THINKING.opening, texts), strict=True))
-        self._openings = {row: openings[prompt[-16:].tobytes()] for row, prompt in zip(rows, prompts, strict=True)}
-        return prompts
+        self._openings |= {row: openings[prompt[-16:].tobytes()] for row, prompt in zip(rows, prompts, strict=True)}
+        self._prompts |= zip(rows, prompts, strict=True)
+        self._asked[rows] = True
+        return rows, prompts, [self._seed_of(row) for row in rows]
 
-    def seeds(self) -> list[int]:
-        """Return the seed of the next reply of each conversation that is played."""
-        rows = np.flatnonzero(self.playing)
-        sequence = np.random.SeedSequence([*self._seed, len(self._turns[int(rows[0])])])
-        seeds = sequence.generate_state(self._numbers.max() + 1, np.uint64) >> 1
-        return [int(seeds[number]) for number in self._numbers[rows]]
+    def _seed_of(self, row: int) -> int:
+        turn = len(self._turns[row])
+        if turn not in self._seeds:
+            sequence = np.random.SeedSequence([*self._seed, turn])
+            self._seeds[turn] = sequence.generate_state(self._numbers.max() + 1, np.uint64) >> 1
+        return int(self._seeds[turn][self._numbers[row]])
 
-    def replies(self, completions: Sequence[Completion]) -> list[str]:
-        """Return the reply for each environment, which is empty where none is played.
+    def replies(self, completions: Mapping[int, Completion]) -> tuple[list[str], NDArray[np.bool_]]:
+        """Return the replies for all environments, from the completions of some rows, and these rows, bool `[num_envs]`.
 
-        It begins with the tag of the thinking that the template opened, so that a scorer sees the whole turn.
+        A reply begins with the tag of the thinking that the template opened, so that a scorer sees the whole turn. It
+        is empty where there is no completion.
         """
-        replies = [""] * len(self.playing)
-        for row, completion in zip(np.flatnonzero(self.playing).tolist(), completions, strict=True):
-            replies[row] = self._openings[row] + completion.text
-        return replies
+        self._completions |= completions
+        replies, rows = [""] * len(self.playing), np.zeros(len(self.playing), bool)
+        for row, completion in completions.items():
+            replies[row], rows[row] = self._openings[row] + completion.text, True
+        return replies, rows
 
     def add(
         self,
-        prompts: Sequence[TokenIds],
-        completions: Sequence[Completion],
         step: tuple[Sequence[Conversation], NDArray[Any], NDArray[Any], NDArray[Any], Infos],
+        rows: NDArray[np.bool_],
     ) -> None:
-        """Add a turn of each conversation that is played; `step` is what the environments returned for it."""
+        """Add a turn of some rows, bool `[num_envs]`; `step` is what the environments returned for their replies."""
         observations, rewards, terminations, truncations, infos = step
         scored = infos.get("_score_ok", np.zeros(len(rewards), bool))
         ok = infos.get("score_ok", np.ones(len(rewards), bool))
-        replies = self.replies(completions)
-        for row, prompt, completion in zip(np.flatnonzero(self.playing).tolist(), prompts, completions, strict=True):
+        for row in np.flatnonzero(rows).tolist():
+            completion = self._completions.pop(row)
+            reply = self._openings[row] + completion.text
             reward = math.nan if scored[row] and not ok[row] else float(rewards[row])
-            thinking = self._thinking_tokens(replies[row], completion)
+            thinking = self._thinking_tokens(reply, completion)
             calls, errors = (int(infos[name][row]) if name in infos else None for name in ("tool_calls", "tool_errors"))
             self._conversations[row] = observations[row]
-            steps = self._steps(row, replies[row], completion, infos)
-            turn = RolloutTurn(prompt, completion, reward, replies[row], thinking, calls, errors or 0, **steps)
-            self._turns[row].append(turn)
+            steps = self._steps(row, reply, completion, infos)
+            prompt = self._prompts.pop(row)
+            self._turns[row].append(
+                RolloutTurn(prompt, completion, reward, reply, thinking, calls, errors or 0, **steps)
+            )
             for name, value in infos_of_row(infos.get("components", {}), row).items():
                 self._components[row][name] = self._components[row].get(name, 0.0) + value
             self._verdicts[row] |= _verdicts(infos, row)
         self.playing &= ~(terminations | truncations)
+        self._asked &= ~rows
 
     def _thinking_tokens(self, reply: str, completion: Completion) -> int:
         """Return the number of sampled tokens before the answer, or before its last part."""

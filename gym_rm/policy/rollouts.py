@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,7 @@ class Rollout:
         components: sums of the components of the reward, by name.
         attempt: number of times that its group was replaced, by dynamic sampling.
         verdicts: the verdict of each verifier on the last reply that it scored.
+        lag: number of updates of the weights since its oldest reply was written, when it is learned from.
     """
 
     row: int
@@ -76,6 +77,7 @@ class Rollout:
     components: Mapping[str, float]
     attempt: int = 0
     verdicts: Mapping[str, str] = field(default_factory=dict)
+    lag: int = 0
 
     @property
     def reward(self) -> float:
@@ -125,6 +127,11 @@ class RolloutTable:
         """Return the rollouts of several tables by their row; of two with the same row, the later one."""
         by_row = {rollout.row: rollout for table in tables for rollout in table.rollouts}
         return cls([by_row[row] for row in sorted(by_row)])
+
+    def trained_at(self, version: int) -> RolloutTable:
+        """Return the rollouts with their lags at weights after so many updates."""
+        oldest = [min(turn.completion.version for turn in each.turns) for each in self.rollouts]
+        return RolloutTable([replace(each, lag=version - at) for each, at in zip(self.rollouts, oldest, strict=True)])
 
     @cached_property
     def turns(self) -> list[RolloutTurn]:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from torch import Tensor
 
 from gym_rm.checks import load_function
 from gym_rm.engine.loading.revision import revision_of_model
@@ -17,6 +18,7 @@ from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollouts import Rollout, rollout_metrics
+from gym_rm.policy.rollouts_ahead import KeptCompletions, completion_tensors, completions_of
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
 from gym_rm.scorer import Scorer, provenance_of
@@ -35,6 +37,7 @@ class GRPORunFolder(RunFolder):
         learner: the policy, which gets the state of the last checkpoint.
         scorer: the reward model; a run is resumed only with the same, and with the same prompts.
         prompts: training and held-out prompts.
+        kept: completions of the step that is played ahead; it gets those of the last checkpoint.
 
     Attributes:
         measured: step after which the held-out prompts were answered last.
@@ -51,6 +54,7 @@ class GRPORunFolder(RunFolder):
         learner: Learner,
         scorer: Scorer,
         prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
+        kept: KeptCompletions,
     ) -> None:
         answers = any(prompt.answer is not None for prompt in prompts[1])
         self.settings, self.metric = settings, settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
@@ -65,6 +69,8 @@ class GRPORunFolder(RunFolder):
         }
         super().__init__(plain, learner, name="grpo", identity=identity, num_steps=settings.steps)
         self.measured: int = self.restored.get("measured", self.step)
+        self._kept = kept
+        kept.by_seed |= completions_of(self.restored_tensors, learner.start.tokenizer)
         self.writer: RunWriter | None = None
         if learner.is_main:
             changed = settings.model_dump(mode="json", exclude_defaults=True)
@@ -85,6 +91,8 @@ class GRPORunFolder(RunFolder):
         values: dict[str, Any] = {**rollout_metrics(rollouts), **metrics}
         if self.settings.advantage.dynamic_sampling:
             values["extra_batches"] = max(rollout.attempt for rollout in rollouts)
+        if self.settings.sampling.steps_ahead:
+            values["lag"] = sum(rollout.lag for rollout in rollouts) / len(rollouts)
         values["tokens_per_second"] = sum(rollout.num_tokens for rollout in rollouts) / seconds
         self._log("train", values)
         if self.is_due(self.settings.eval.every):
@@ -108,6 +116,11 @@ class GRPORunFolder(RunFolder):
         """Return what a checkpoint keeps: also when the policy was measured last."""
         return {**super().state(), "measured": self.measured}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the completions that are kept, of all ranks; all ranks must call this."""
+        every = self.learner.gathered([self._kept.by_seed])
+        return completion_tensors({seed: each for of_rank in every for seed, each in of_rank.items()})
+
     def finish(self) -> None:
         """Write the last policy."""
         self.learner.export(self.folder / "final")
@@ -130,6 +143,7 @@ class GRPORunFolder(RunFolder):
                 group=rollout.group if phase == "train" else None,
                 advantage=advantage,
                 tokens=rollout.num_tokens,
+                lag=rollout.lag if phase == "train" and self.settings.sampling.steps_ahead else None,
                 finished=rollout.finished,
                 components=dict(rollout.components) or None,
                 verdicts=dict(rollout.verdicts) or None,

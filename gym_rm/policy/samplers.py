@@ -33,17 +33,20 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> tuple[Sampler, Cal
                 f"a GPU samples {rows} completions at a time, and fewer than {FEW_ROWS} leave it mostly idle; take "
                 "more (env.num_prompts, sampling.max_num_seqs), or try a server of vLLM (sampling.server)."
             )
+        copied = settings.optimizer.fsdp or bool(options.steps_ahead)  # the update changes the learner's own weights
         local = LocalSampler(
             learner.unsharded,
             learner.start.tokenizer,
             max_new_tokens=options.max_new_tokens or 512,
             temperature=options.temperature,
             max_num_seqs=options.max_num_seqs,
-            copy_to=learner.device if settings.optimizer.fsdp else None,
+            copy_to=learner.device if copied else None,
         )
 
         def update_copy() -> None:
-            if settings.optimizer.fsdp:
+            if not copied:
+                local.version = learner.version
+            elif local.version != learner.version or settings.optimizer.fsdp:
                 local.update_weights(learner.weights(keep=True), version=learner.version)
 
         return local, update_copy

@@ -46,6 +46,7 @@ class ConversationLine(pydantic.BaseModel):
         right: whether the answer is right, checked without the reward model; None if the prompt has no answer.
         tokens: number of tokens of the replies.
         finished: whether the reply ended within the maximum number of tokens.
+        lag: number of updates between the weights that wrote it and those that learn from it.
         components, verdicts: parts of the reward, and verdicts of verifiers, by name.
         step_rewards, step_ends: for each reply (the last assistant messages), the rewards of its steps and where they
             end in its content, see `gym_rm.Scores`.
@@ -63,6 +64,7 @@ class ConversationLine(pydantic.BaseModel):
     right: bool | None = None
     tokens: Count | None = None
     finished: bool | None = None
+    lag: Count | None = None
     components: dict[str, Known] | None = None
     verdicts: dict[str, Any] | None = None
     step_rewards: list[list[Known]] | None = None

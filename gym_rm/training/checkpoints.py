@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.runs import CHANGED_SETTINGS, CONVERSATIONS, HELD_OUT, METRICS, SETTINGS, VALIDATION
 
 CHECKPOINTS, STATE = "checkpoints", "state.json"
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MODEL, OPTIMIZER, OTHERS = "model.safetensors", "optimizer.safetensors", "others.safetensors"
 WRITTEN = (METRICS, HELD_OUT, VALIDATION, CONVERSATIONS, SETTINGS, CHANGED_SETTINGS, CHECKPOINTS, "final", "best")
 
 
@@ -42,6 +42,7 @@ class Checkpoint:
         version: number of updates that are done.
         settings: what a run must share to resume from here.
         state: other plain values, such as the metric of the best model.
+        tensors: other tensors by name; a file of its own if there are some.
     """
 
     step: int
@@ -50,6 +51,7 @@ class Checkpoint:
     version: int
     settings: Mapping[str, Any]
     state: Mapping[str, Any]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -122,6 +124,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     with atomic_folder(folder) as unfinished:
         save_file(dict(checkpoint.model), unfinished / MODEL)
         save_file(dict(checkpoint.optimizer), unfinished / OPTIMIZER)
+        if checkpoint.tensors:
+            save_file(dict(checkpoint.tensors), unfinished / OTHERS)
         state = {name: getattr(checkpoint, name) for name in ("step", "version", "settings", "state")}
         (unfinished / STATE).write_text(json.dumps({**state, "digests": _digests(unfinished)}), encoding="utf-8")
     for other in folder.parent.iterdir():
@@ -133,9 +137,9 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
 def _digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the tensors of a checkpoint, by file: their format has no checksum of its own."""
     digests = {}
-    for name in (MODEL, OPTIMIZER):
-        with (folder / name).open("rb") as file:
-            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
 
 
@@ -160,9 +164,11 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: i
     try:
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
         written = values.pop("digests")
-        if changed := [name for name, digest in _digests(folder).items() if digest != written[name]]:
+        found = _digests(folder)
+        if changed := [name for name in written if found.get(name) != written[name]]:
             raise ValueError(f"not as it was written: {', '.join(changed)}")
-        checkpoint = Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
+        tensors = {name.removesuffix(".safetensors"): load_file(folder / name) for name in written}
+        checkpoint = Checkpoint(tensors=tensors.pop("others", {}), **tensors, **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
             f"the checkpoint {str(folder)!r} cannot be read ({type(error).__name__}: {error}); remove this folder "

@@ -8,8 +8,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from gym_rm.reports.runs import flat
 from gym_rm.training.checkpoints import checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
@@ -32,7 +35,7 @@ class RunFolder:
     Attributes:
         step: number of steps that are done.
         best_value: metric of the model in `best/`; None if there is none yet.
-        restored: other values of the checkpoint that the run resumes from; empty for a new run.
+        restored, restored_tensors: other values of the checkpoint that the run resumes from; empty for a new run.
 
     Raises:
         ConfigError: the folder is used by another process, or has a run with other settings.
@@ -51,13 +54,14 @@ class RunFolder:
         self.folder, self.learner, self.num_steps = Path(settings["output"]), learner, num_steps
         self.step = 0
         self.restored: Mapping[str, Any] = {}
+        self.restored_tensors: Mapping[str, Tensor] = {}
         self._identity, self._higher_is_better = identity, higher_is_better
         if learner.is_main:
             lock_folder(self.folder, {key: value for key, value in settings.items() if key != "output"})
         checkpoint = checkpoint_to_resume(self.folder, identity, num_steps=num_steps)
         if checkpoint is not None:
             learner.restore(checkpoint)
-            self.step, self.restored = checkpoint.step, checkpoint.state
+            self.step, self.restored, self.restored_tensors = checkpoint.step, checkpoint.state, checkpoint.tensors
         self.best_value: float | None = self.restored.get("best")
         learner.start_trackers(name, settings)
         learner.accelerator.wait_for_everyone()
@@ -87,9 +91,14 @@ class RunFolder:
         """Return plain values that a checkpoint keeps, see `restored`."""
         return {"best": self.best_value}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return other tensors that a checkpoint keeps, see `restored_tensors`; all ranks must call this."""
+        return {}
+
     def save(self) -> None:
         """Write a checkpoint to resume from; the lines of its step are written before."""
         checkpoint = self.learner.checkpoint(self.step, settings=self._identity, state=self.state())
+        checkpoint = replace(checkpoint, tensors=self.tensors())
         if self.learner.is_main:
             save_checkpoint(self.folder, checkpoint)
         self.learner.accelerator.wait_for_everyone()
