@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from gym_rm.errors import ConfigError
 
 TokenIds = NDArray[np.int32]
 
@@ -35,8 +38,48 @@ class Completion:
 NOTHING = Completion(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32), finished=False, text="")
 
 
+class CompletionStream(Protocol):
+    """Completions that are handed over as they end, in any order. The weights must stay while some are open.
+
+    An error in `add` or `take` closes the stream. A closed stream has nothing open, and may be used again.
+    """
+
+    @property
+    def num_open(self) -> int:
+        """Number of completions that were begun and not returned."""
+
+    def add(self, keys: Sequence[int], prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> None:
+        """Begin a completion for each prompt; `Sampler.sample` says on what it depends.
+
+        Args:
+            keys: B names for them, such as rows; a name may come again once its completion was returned.
+            prompts: B prompts, int32 token ids.
+            seeds: B seeds below 2**63.
+
+        Raises:
+            ConfigError: a completion of this key is open.
+        """
+
+    def take(self, timeout: float | None = None) -> dict[int, Completion]:
+        """Return the completions that ended since the last call, by key; empty if none is open.
+
+        Args:
+            timeout: seconds to wait for the first one, after which none is returned; None for no limit.
+        """
+
+    def close(self) -> None:
+        """Cancel the open completions; closing twice is allowed."""
+
+
 class Sampler(Protocol):
     """Anything that samples completions from the current policy, at the temperature of training."""
+
+    def stream(self, *, calibrate: bool = True) -> CompletionStream:
+        """Return a stream of completions.
+
+        Args:
+            calibrate: whether log-probabilities may be compared with the trainer's; False if it has other weights now.
+        """
 
     def sample(self, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
         """Sample one completion for each prompt; equal prompts are computed once.
@@ -51,3 +94,22 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Free memory and connections."""
+
+
+def sample_all(stream: CompletionStream, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
+    """Return one completion for each prompt, and close the stream."""
+    completions = dict[int, Completion]()
+    with contextlib.closing(stream):
+        stream.add(range(len(prompts)), prompts, seeds=seeds)
+        while stream.num_open:
+            completions |= stream.take()
+    return [completions[row] for row in range(len(prompts))]
+
+
+def require_new(keys: Sequence[int], opened: Collection[int]) -> None:
+    """Raise ConfigError if a key is open, or comes twice."""
+    seen = set(opened)
+    for key in keys:
+        if key in seen:
+            raise ConfigError(f"a completion of key {key} is open; take it before another one of this key begins.")
+        seen.add(key)

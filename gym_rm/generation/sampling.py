@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from gym_rm.engine.backbones.llama import forward_fingerprint
 from gym_rm.engine.loading.trial import FAILURES, tolerance_of, trial_sequences
 from gym_rm.errors import ConfigError, GymRMError, brief, logger, warn_once
-from gym_rm.generation.completions import NOTHING, Completion, TokenIds
+from gym_rm.generation.completions import NOTHING, Completion, TokenIds, require_new, sample_all
 from gym_rm.generation.decoding import GraphDecoder, LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 
@@ -91,28 +91,11 @@ class LocalSampler:
             ConfigError: a prompt is empty or leaves no position for a token, or the model cannot be sampled.
             GymRMError: the model's logits are not finite.
         """
-        rooms, size = self._rooms(prompts), self.max_num_seqs or max(1, len(prompts))
-        # Prompts of similar length at a time, rows of one prompt together.
-        order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row].tobytes()))
-        completions = [NOTHING] * len(prompts)
-        training = self.model.training
-        self.model.eval()
-        try:
-            decoder = copy.copy(self._choose_decoder())  # whose caches and packed weights end here
-            for wave in (order[start : start + size] for start in range(0, len(order), size)):
-                if time.monotonic() > deadline:
-                    break
-                of_wave = [prompts[row] for row in wave], [int(seeds[row]) for row in wave]
-                with torch.no_grad():
-                    sampled = self._sample(decoder, *of_wave, rooms[wave], deadline)
-                for row, completion in zip(wave, sampled, strict=True):
-                    completions[row] = completion
-        finally:
-            self.model.train(training)
-        if isinstance(self._decoder, GraphDecoder):
-            del decoder
-            torch.cuda.empty_cache()  # nothing else could take the memory of its graphs
-        return completions
+        return sample_all(LocalStream(self, deadline), prompts, seeds=seeds)
+
+    def stream(self, *, calibrate: bool = True) -> LocalStream:
+        """Return a stream of completions, which are always those of the model itself; see `Sampler`."""
+        return LocalStream(self)
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Take new weights by their names in the model; without a copy, only read the model again.
@@ -137,16 +120,16 @@ class LocalSampler:
         if self._own_copy:
             self.model = None
 
-    def _rooms(self, prompts: Sequence[TokenIds]) -> NDArray[np.int64]:
+    def _rooms(self, keys: Sequence[int], prompts: Sequence[TokenIds]) -> NDArray[np.int64]:
         """Return the most tokens that each completion can have, int64 `[B]`."""
         config = self.model.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
         if len(lengths) and lengths.min() == 0:
-            raise ConfigError(f"prompt {int(lengths.argmin())} has no tokens; the policy needs at least one.")
+            raise ConfigError(f"prompt {keys[int(lengths.argmin())]} has no tokens; the policy needs at least one.")
         if limit is not None and len(lengths) and lengths.max() >= limit:
             raise ConfigError(
-                f"prompt {int(lengths.argmax())} has {lengths.max()} tokens, and the policy has {limit} positions, so "
+                f"prompt {keys[int(lengths.argmax())]} has {lengths.max()} tokens, and the policy has {limit} positions, so "
                 "there is none left for a completion; remove long prompts."
             )
         return np.minimum(self.max_new_tokens, (limit or 2**31) - lengths)
@@ -158,8 +141,8 @@ class LocalSampler:
         seeds: Sequence[int],
         rooms: NDArray[np.int64],
         deadline: float,
-    ) -> list[Completion]:
-        """Sample one wave."""
+    ) -> Iterator[dict[int, Completion]]:
+        """Sample one wave, and yield by row what ended since the last look, if anything did."""
         ids: dict[bytes, int] = {}
         first: list[TokenIds] = []
         for prompt in prompts:
@@ -176,6 +159,7 @@ class LocalSampler:
         rows = torch.arange(len(prompts), device=device)
         logits = logits[torch.as_tensor(prompt_of_row, device=device)]
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        is_open = torch.ones_like(ended)
         uneven = bool((rooms < longest).any())
         every = 1 if device.type == "cpu" else STEPS_BETWEEN_CHECKS
         share = 0.5 if device.type != "cpu" and len(prompts) < FEW_ROWS else ENDED
@@ -190,20 +174,28 @@ class LocalSampler:
             if time.monotonic() > deadline:
                 rooms = np.minimum(rooms, step + 1)
                 break
-            if (step + 1) % every == 0 and (count := int(ended.sum())):
+            if (step + 1) % every == 0:
+                count = int(ended.sum())
                 if count == len(rows):
                     break
+                over = rows[ended & is_open[rows]]
+                is_open[over] = False
+                yield self._completions(over, tokens, log_probs, rooms)
                 if count >= share * len(rows):
                     kept = (~ended).nonzero()[:, 0]
                     rows, token, ended = rows[kept], token[kept], ended[kept]
                     decoder.keep(kept)
             logits = decoder.step(token)
-        return self._completions(tokens.cpu().numpy(), log_probs.cpu().numpy(), rooms)
+        yield self._completions(is_open.nonzero()[:, 0], tokens, log_probs, rooms)
 
     def _completions(
-        self, tokens: NDArray[np.int64], log_probs: NDArray[np.float32], rooms: NDArray[np.int64]
-    ) -> list[Completion]:
-        """Return the completions up to their end tokens."""
+        self, rows: Tensor, of_tokens: Tensor, of_log_probs: Tensor, rooms: NDArray[np.int64]
+    ) -> dict[int, Completion]:
+        """Return the completions of these rows, up to their end tokens."""
+        if not len(rows):
+            return {}
+        tokens, log_probs, numbers = of_tokens[rows].cpu().numpy(), of_log_probs[rows].cpu().numpy(), rows.tolist()
+        rooms = rooms[numbers]
         at_end = np.isin(tokens, self.ends)
         at_end &= np.arange(tokens.shape[1]) < rooms[:, None]
         finished: NDArray[np.bool_] = np.asarray(at_end.any(1))
@@ -215,12 +207,12 @@ class LocalSampler:
             )
         kept = [row[: length - end].tolist() for row, length, end in zip(tokens, lengths, finished, strict=True)]
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=False)
-        return [
-            Completion(
+        return {
+            number: Completion(
                 tokens[row, :length].astype(np.int32), log_probs[row, :length].copy(), bool(finished[row]), texts[row]
             )
-            for row, length in enumerate(lengths)
-        ]
+            for row, (number, length) in enumerate(zip(numbers, lengths, strict=True))
+        }
 
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
         """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
@@ -245,6 +237,89 @@ class LocalSampler:
             f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from its "
             f"forward's by {difference:.1e}; use a server (sampling.server)."
         )
+
+
+class LocalStream:
+    """Completions of a `LocalSampler`; see `CompletionStream`.
+
+    They are decoded while `take` waits, and a step of the decoder is not interrupted. Completions that are added while
+    others are decoded wait until those have ended.
+
+    Args:
+        sampler: the sampler.
+        deadline: see `LocalSampler.sample`.
+    """
+
+    def __init__(self, sampler: LocalSampler, deadline: float = math.inf) -> None:
+        self._sampler, self._deadline = sampler, deadline
+        self._open: dict[int, tuple[TokenIds, int]] = {}
+        self._decoding: Iterator[dict[int, Completion]] | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Number of completions that were begun and not returned."""
+        return len(self._open)
+
+    def add(self, keys: Sequence[int], prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> None:
+        """Begin a completion for each prompt; see `CompletionStream`.
+
+        Raises:
+            ConfigError: a key is open, or a prompt is empty or leaves no position for a token.
+        """
+        require_new(keys, self._open)
+        self._sampler._rooms(keys, prompts)
+        self._open |= zip(keys, zip(prompts, seeds, strict=True), strict=True)
+
+    @torch.no_grad()
+    def take(self, timeout: float | None = None) -> dict[int, Completion]:
+        """Return the completions that ended since the last call; see `CompletionStream`.
+
+        Raises:
+            ConfigError: the model cannot be sampled.
+            GymRMError: the model's logits are not finite.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        ended: dict[int, Completion] = {}
+        model = self._sampler.model
+        training = model.training
+        model.eval()
+        try:
+            while self._open and not ended:
+                self._decoding = self._decoding or self._decode()
+                ended = next(self._decoding)
+                for key in ended:
+                    del self._open[key]
+                if time.monotonic() > until:
+                    break
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            model.train(training)
+        if not self._open:
+            self.close()
+        return ended
+
+    def close(self) -> None:
+        """Cancel the open completions, and free the cache of the decoder."""
+        self._open.clear()
+        if self._decoding is not None:
+            self._decoding = None
+            if isinstance(self._sampler._decoder, GraphDecoder):
+                torch.cuda.empty_cache()  # nothing else could take the memory of its graphs
+
+    def _decode(self) -> Iterator[dict[int, Completion]]:
+        """Yield completions as they end, until none is open; take none away before the next is asked for."""
+        sampler = self._sampler
+        decoder = copy.copy(sampler._choose_decoder())  # whose caches and packed weights end here
+        while self._open and time.monotonic() <= self._deadline:
+            # Prompts of similar length at a time, rows of one prompt together.
+            order = sorted(self._open, key=lambda key: (-len(self._open[key][0]), self._open[key][0].tobytes()))
+            wave = order[: sampler.max_num_seqs]
+            prompts, seeds = zip(*(self._open[key] for key in wave), strict=True)
+            for ended in sampler._sample(decoder, prompts, seeds, sampler._rooms(wave, prompts), self._deadline):
+                yield {wave[row]: completion for row, completion in ended.items()}
+        yield dict.fromkeys(self._open, NOTHING)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

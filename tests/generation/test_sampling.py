@@ -193,7 +193,7 @@ def test_a_gpu_samples_by_graphs(architecture):
 def test_few_rows_on_a_gpu_move_when_half_have_ended(monkeypatch, few, moves):
     """One of four ended: the number that the host reads of a fake tensor is 1."""
     monkeypatch.setattr(sampling, "FEW_ROWS", few)
-    monkeypatch.setattr(LocalSampler, "_completions", lambda *args: [])
+    monkeypatch.setattr(LocalSampler, "_completions", lambda *args: {})
     model, tokenizer = policy()
     kept = []
 
@@ -210,7 +210,7 @@ def test_few_rows_on_a_gpu_move_when_half_have_ended(monkeypatch, few, moves):
     sampler = LocalSampler(model, tokenizer, max_new_tokens=10)
     with fake_gpu():
         work = prompts(tokenizer, (4,)) * 4, range(4), np.full(4, 10), np.inf
-        sampler._sample(Decoder(), *work)
+        list(sampler._sample(Decoder(), *work))
     assert len(kept) == moves
 
 
