@@ -209,7 +209,11 @@ class LocalSampler:
         texts = self.tokenizer.batch_decode(kept, skip_special_tokens=False)
         return {
             number: Completion(
-                tokens[row, :length].astype(np.int32), log_probs[row, :length].copy(), bool(finished[row]), texts[row]
+                tokens[row, :length].astype(np.int32),
+                log_probs[row, :length].copy(),
+                bool(finished[row]),
+                texts[row],
+                self.version,
             )
             for row, (number, length) in enumerate(zip(numbers, lengths, strict=True))
         }

@@ -69,6 +69,8 @@ class RolloutBatch:
         These are the rows that are played and were not asked for since their last turn.
         """
         rows = np.flatnonzero(self.playing & ~self._asked).tolist()
+        if not rows:
+            return [], [], []
         prompts = self._renderer.prompts([self._conversations[row] for row in rows], [self._tools[row] for row in rows])
         ends = {prompt[-16:].tobytes(): prompt[-16:] for prompt in prompts}  # the rows of a group have the same
         texts = self._tokenizer.batch_decode([*ends.values()], skip_special_tokens=False)
@@ -86,7 +88,7 @@ class RolloutBatch:
         return int(self._seeds[turn][self._numbers[row]])
 
     def replies(self, completions: Mapping[int, Completion]) -> tuple[list[str], NDArray[np.bool_]]:
-        """Return the replies for all environments, from the completions of some rows, and these rows, bool `[num_envs]`.
+        """Return the replies for all environments, from the completions of some rows, and these rows as a mask.
 
         A reply begins with the tag of the thinking that the template opened, so that a scorer sees the whole turn. It
         is empty where there is no completion.

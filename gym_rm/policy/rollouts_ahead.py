@@ -72,6 +72,7 @@ class RolloutsAhead:
         self._step, spent = None, self._timer.take()
         scored, written = spent.get("score", 0.0), spent.get("generate", 0.0)
         timer.add(waited, "generate")
+        timer.add(0.0, "score")
         timer.add(max(0.0, written - max(0.0, waited - scored)), "generate_hidden")
         timer.add(max(0.0, scored - waited) + spent.get("score_hidden", 0.0), "score_hidden")
         return self._future.result()
