@@ -248,9 +248,10 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     def roll_out(step: int) -> RolloutTable:
         """Return the rollouts of a step, and begin those of the next one if they are written ahead."""
         table = patiently(lambda: ahead.take(timer) if ahead.plays(step) else play_step(step, timer), step=step)
-        kept.by_seed.clear()
         if settings.sampling.steps_ahead and step < settings.steps:
             patiently(lambda: ahead.begin(step + 1))
+        else:
+            kept.by_seed.clear()
         return table.trained_at(learner.version)
 
     def measure() -> None:
