@@ -32,6 +32,7 @@ from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
 from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, nearest, warn_once
 from gym_rm.reports.transcripts import print_transcripts, transcript
+from gym_rm.scorer import is_relative
 from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, Workload, copy_nested
@@ -334,9 +335,12 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         said = {row: flight.said[row] for flight in flights for row in flight.rows if row in flight.said}
         indices, playing = sorted(said), mask_of(list(said), size)
         rows = starting | playing
-        outcomes = [*{id(each): each for flight in flights for each in [flight.future.result()]}.values()]
-        turns = {row: turn for outcome in outcomes for row, turn in outcome.turns.items() if row in said}
-        scores = self._scores_of(outcomes, said)
+        outcomes: dict[int, tuple[Outcome, set[int]]] = {}  # flights that were scored together share one
+        for flight in flights:
+            outcome = flight.future.result()
+            outcomes.setdefault(id(outcome), (outcome, set()))[1].update(flight.rows)
+        turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own & said.keys()}
+        scores = self._scores_of([*outcomes.values()])
         terminations, truncations = np.zeros((2, size), dtype=np.bool_)
         terminations[indices] = [turns[row].terminated for row in indices]
         truncations[indices] = [turns[row].truncated for row in indices]
@@ -349,8 +353,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         calls: dict[str, NDArray[np.int64]] = {}
         if self._toolbox is not None:
             counted = np.zeros((2, size), dtype=np.int64)
-            for outcome in outcomes:
-                for row in outcome.calls.keys() & said.keys():
+            for outcome, own in outcomes.values():
+                for row in own & said.keys():
                     counted[:, row] = outcome.calls[row]
             calls = dict(zip(("tool_calls", "tool_errors"), counted, strict=True))
         received = set(flights)
@@ -479,10 +483,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             replies[row] = reply
         return replies
 
-    def _scores_of(self, outcomes: Sequence[Outcome], rows: Collection[int]) -> StepScores:
-        """Return the scores of these rows."""
-        parts, scored = [], []
-        for outcome in outcomes:
+    def _scores_of(self, outcomes: Sequence[tuple[Outcome, Collection[int]]]) -> StepScores:
+        """Return the scores of some rows of each outcome."""
+        parts, scored = list[Scores](), list[int]()
+        for outcome, rows in outcomes:
             own = [k for k, row in enumerate(outcome.scored) if row in rows]
             parts.append(outcome.scores if len(own) == len(outcome.scored) else outcome.scores.take(own))
             scored += [outcome.scored[k] for k in own]
@@ -496,16 +500,22 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 self._land(flight.rows)
                 error.add_note(f"environments {list(flight.rows)} have not changed and are not in flight any more.")
                 raise error
-        rows, parts = [], []
-        for outcome in {id(each): each for flight in ready for each in [flight.future.result()]}.values():
-            failed = self._flights.failed(outcome.scores, outcome.scored)
-            own = [row for flight in ready for row in flight.rows if row in failed and row not in rows]
-            rows += own
-            parts.append(outcome.scores.take(failed[row] for row in own))
-        if rows:
-            self._land(rows)
-            missing = ScoringError(Scores.concatenate(parts).scatter(rows, self.num_envs))
-            missing.add_note("These rows have not changed and can be sent again; recv() returns the others in flight.")
+        failed, landed, parts = list[int](), list[int](), list[Scores]()
+        for flight in ready:
+            outcome = flight.future.result()
+            own = {
+                row: k for row, k in self._flights.failed(outcome.scores, outcome.scored).items() if row in flight.rows
+            }
+            if own:
+                failed += own
+                landed += flight.rows if is_relative(self.scorer) else own  # a comparison needs the others again
+                parts.append(outcome.scores.take(own.values()))
+        if failed:
+            self._land(landed)
+            missing = ScoringError(Scores.concatenate(parts).scatter(failed, self.num_envs))
+            missing.add_note(
+                f"environments {sorted(landed)} have not changed and can be sent again; recv() returns the others in flight."
+            )
             raise missing
 
     def _land(self, rows: Collection[int]) -> None:
