@@ -496,10 +496,12 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _raise_failures(self, ready: Sequence[Flight]) -> None:
         """Raise what went wrong in flights, after taking its rows out of flight; the others stay."""
         for flight in ready:
-            if (error := flight.future.exception()) is not None:
+            if (raised := flight.future.exception()) is not None:
                 self._land(flight.rows)
-                error.add_note(f"environments {list(flight.rows)} have not changed and are not in flight any more.")
-                raise error
+                raised.add_note(
+                    f"environments {list(flight.rows)} can be sent again; recv() returns the others in flight."
+                )
+                raise raised
         failed, landed, parts = list[int](), list[int](), list[Scores]()
         for flight in ready:
             outcome = flight.future.result()
@@ -512,11 +514,9 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 parts.append(outcome.scores.take(own.values()))
         if failed:
             self._land(landed)
-            missing = ScoringError(Scores.concatenate(parts).scatter(failed, self.num_envs))
-            missing.add_note(
-                f"environments {sorted(landed)} have not changed and can be sent again; recv() returns the others in flight."
-            )
-            raise missing
+            error = ScoringError(Scores.concatenate(parts).scatter(failed, self.num_envs))
+            error.add_note(f"environments {sorted(landed)} can be sent again; recv() returns the others in flight.")
+            raise error
 
     def _land(self, rows: Collection[int]) -> None:
         """Take rows out of flight without a change."""

@@ -56,5 +56,5 @@ def longest_step(settings: GRPOSettings, learner: Learner) -> float:
             model(ids)
             seconds.append(time.perf_counter() - started)
     env, turns = settings.env, settings.env.max_turns
-    tokens = env.num_prompts * env.group_size * turns * settings.sampling.max_new_tokens
-    return PASSES * tokens * min(seconds) / ids.numel()
+    tokens = env.num_prompts * env.group_size * turns * (settings.sampling.max_new_tokens or 0)
+    return float(PASSES * tokens * min(seconds) / ids.numel())
