@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
@@ -117,6 +118,7 @@ class FlightControl(NeverCopied):
         # A step in the thread of the caller, beside what was sent, must not call such a scorer twice at a time.
         self._alone = lock_open_after_fork() if self._max_calls < 2 else nullcontext()
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
+        self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
 
     def divide(
         self, replies: Mapping[int, Reply], episodes: Sequence[Episode], playing: Sequence[int], old: Sequence[Flight]
@@ -148,8 +150,9 @@ class FlightControl(NeverCopied):
     def start(self, flights: Sequence[Flight]) -> None:
         """Hand flights to the threads, unless the scorer must be called in the thread of the caller."""
         for flight in flights if self._max_calls else ():
-            if flight.complete and not (flight.future.running() or flight.future.done()):
+            if flight.complete and not flight.future.done() and flight not in self._started:
                 self._threads_of(flight.route).put(flight)
+                self._started.add(flight)  # afterwards: what is put twice has one outcome, what is not put has none
 
     def wait(self, flights: Sequence[Flight], num_rows: int, timeout: float | None) -> list[Flight]:
         """Return the flights with an outcome once they have so many rows, or after some seconds.
@@ -160,6 +163,7 @@ class FlightControl(NeverCopied):
             ActionError: the others wait for replies that were not sent.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        self.start(flights)  # if a send was interrupted
         while True:
             ready = [flight for flight in flights if flight.future.done()]
             if sum(len(flight.rows) for flight in ready) >= num_rows or timeout == 0:

@@ -52,7 +52,7 @@ class RolloutBatch:
         self._components: dict[int, dict[str, float]] = {row: {} for row in self._rows}
         self._verdicts: dict[int, dict[str, str]] = {row: {} for row in self._rows}
         self._asked = np.zeros_like(self.playing)
-        self._seeds: dict[int, NDArray[np.uint64]] = {}  # of a turn, by number
+        self._seeds: dict[int, NDArray[Any]] = {}  # of a turn, by number
         self._openings: dict[int, str] = {}
         self._prompts: dict[int, TokenIds] = {}
         self._completions: dict[int, Completion] = {}
