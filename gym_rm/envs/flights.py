@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +120,9 @@ class FlightControl(NeverCopied):
         self._alone = lock_open_after_fork() if self._max_calls < 2 else nullcontext()
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
         self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlightControl, (self._settings, self._num_envs, self._scorer, self._user, self._toolbox)
 
     def divide(
         self, replies: Mapping[int, Reply], episodes: Sequence[Episode], playing: Sequence[int], old: Sequence[Flight]
