@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,8 +129,8 @@ class LocalSampler:
             raise ConfigError(f"prompt {keys[int(lengths.argmin())]} has no tokens; the policy needs at least one.")
         if limit is not None and len(lengths) and lengths.max() >= limit:
             raise ConfigError(
-                f"prompt {keys[int(lengths.argmax())]} has {lengths.max()} tokens, and the policy has {limit} positions, so "
-                "there is none left for a completion; remove long prompts."
+                f"prompt {keys[int(lengths.argmax())]} has {lengths.max()} tokens, and the policy has {limit} "
+                "positions, so there is none left for a completion; remove long prompts."
             )
         return np.minimum(self.max_new_tokens, (limit or 2**31) - lengths)
 
@@ -196,7 +196,7 @@ class LocalSampler:
             return {}
         tokens, log_probs, numbers = of_tokens[rows].cpu().numpy(), of_log_probs[rows].cpu().numpy(), rows.tolist()
         rooms = rooms[numbers]
-        at_end = np.isin(tokens, self.ends)
+        at_end = (tokens[:, :, None] == self.ends).any(-1)  # np.isin is slow for few tokens
         at_end &= np.arange(tokens.shape[1]) < rooms[:, None]
         finished: NDArray[np.bool_] = np.asarray(at_end.any(1))
         lengths = np.where(finished, at_end.argmax(1) + 1, rooms)
@@ -246,8 +246,8 @@ class LocalSampler:
 class LocalStream:
     """Completions of a `LocalSampler`; see `CompletionStream`.
 
-    They are decoded while `take` waits, and a step of the decoder is not interrupted. Completions that are added while
-    others are decoded wait until those have ended.
+    They are decoded in `take`, and a step of the decoder is not interrupted. Completions that are added while others
+    are decoded wait until those have ended. While some are open, the model may be in evaluation mode.
 
     Args:
         sampler: the sampler.
@@ -257,7 +257,7 @@ class LocalStream:
     def __init__(self, sampler: LocalSampler, deadline: float = math.inf) -> None:
         self._sampler, self._deadline = sampler, deadline
         self._open: dict[int, tuple[TokenIds, int]] = {}
-        self._decoding: Iterator[dict[int, Completion]] | None = None
+        self._decoding: Generator[dict[int, Completion], None, None] | None = None
 
     @property
     def num_open(self) -> int:
@@ -284,9 +284,6 @@ class LocalStream:
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         ended: dict[int, Completion] = {}
-        model = self._sampler.model
-        training = model.training
-        model.eval()
         try:
             while self._open and not ended:
                 self._decoding = self._decoding or self._decode()
@@ -298,8 +295,6 @@ class LocalStream:
         except BaseException:
             self.close()
             raise
-        finally:
-            model.train(training)
         if not self._open:
             self.close()
         return ended
@@ -308,22 +303,28 @@ class LocalStream:
         """Cancel the open completions, and free the cache of the decoder."""
         self._open.clear()
         if self._decoding is not None:
+            self._decoding.close()
             self._decoding = None
             if isinstance(self._sampler._decoder, GraphDecoder):
                 torch.cuda.empty_cache()  # nothing else could take the memory of its graphs
 
-    def _decode(self) -> Iterator[dict[int, Completion]]:
-        """Yield completions as they end, until none is open; take none away before the next is asked for."""
+    def _decode(self) -> Generator[dict[int, Completion], None, None]:
+        """Yield completions as they end, wave after wave. Those that were yielded must not be open any more."""
         sampler = self._sampler
-        decoder = copy.copy(sampler._choose_decoder())  # whose caches and packed weights end here
-        while self._open and time.monotonic() <= self._deadline:
-            # Prompts of similar length at a time, rows of one prompt together.
-            order = sorted(self._open, key=lambda key: (-len(self._open[key][0]), self._open[key][0].tobytes()))
-            wave = order[: sampler.max_num_seqs]
-            prompts, seeds = zip(*(self._open[key] for key in wave), strict=True)
-            for ended in sampler._sample(decoder, prompts, seeds, sampler._rooms(wave, prompts), self._deadline):
-                yield {wave[row]: completion for row, completion in ended.items()}
-        yield dict.fromkeys(self._open, NOTHING)
+        training = sampler.model.training
+        sampler.model.eval()
+        try:
+            decoder = copy.copy(sampler._choose_decoder())  # whose caches and packed weights end here
+            while time.monotonic() <= self._deadline:
+                # Prompts of similar length at a time, rows of one prompt together.
+                order = sorted(self._open, key=lambda key: (-len(self._open[key][0]), self._open[key][0].tobytes()))
+                wave = order[: sampler.max_num_seqs]
+                prompts, seeds = zip(*(self._open[key] for key in wave), strict=True)
+                for ended in sampler._sample(decoder, prompts, seeds, sampler._rooms(wave, prompts), self._deadline):
+                    yield {wave[row]: completion for row, completion in ended.items()}
+            yield dict.fromkeys(self._open, NOTHING)
+        finally:
+            sampler.model.train(training)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
