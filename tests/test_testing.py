@@ -11,7 +11,7 @@ import gym_rm
 from gym_rm import Scores, ScoringError
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.generation.chat import ChatReply
-from gym_rm.generation.completions import Completion
+from gym_rm.generation.completions import Completion, sample_all
 from gym_rm.testing import check_chat_model, check_sampler, check_scorer, check_vector_env
 from gym_rm.types import Prompt
 
@@ -289,6 +289,28 @@ def test_a_broken_chat_model_is_an_assertion_error(answer, message):
         check_chat_model(Instant(answer))
 
 
+class Stream:
+    """Completions of a `Sampler`, one in each call."""
+
+    def __init__(self, number):
+        self.number, self.opened = number, {}
+
+    num_open = property(lambda self: len(self.opened))
+
+    def add(self, keys, prompts, *, seeds):
+        self.opened |= zip(keys, zip(prompts, seeds, strict=True), strict=True)
+
+    def take(self, timeout=None):
+        if not self.opened:
+            return {}
+        key, (prompt, seed) = self.opened.popitem()
+        ids = np.array([self.number(sum(prompt), seed) % 5, 6, 9], dtype=np.int32)
+        return {key: Completion(ids, np.array([-ids[0] - 1, -1, -1], dtype=np.float32), True, "")}
+
+    def close(self):
+        self.opened.clear()
+
+
 class Sampler:
     """Completions of three tokens, from a seed and a prompt by a function."""
 
@@ -296,9 +318,10 @@ class Sampler:
         self.number = number
 
     def sample(self, prompts, *, seeds):
-        numbers = [self.number(sum(prompt), seed) % 5 for prompt, seed in zip(prompts, seeds, strict=True)]
-        ids = [np.array([number, 6, 9], dtype=np.int32) for number in numbers]
-        return [Completion(each, np.array([-each[0] - 1, -1, -1], dtype=np.float32), True, "") for each in ids]
+        return sample_all(self.stream(), prompts, seeds=seeds)
+
+    def stream(self, *, calibrate=True):
+        return Stream(self.number)
 
     def close(self):
         pass

@@ -98,7 +98,7 @@ class Sampler(Protocol):
 
 def sample_all(stream: CompletionStream, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
     """Return one completion for each prompt, and close the stream."""
-    completions = dict[int, Completion]()
+    completions: dict[int, Completion] = {}
     with contextlib.closing(stream):
         stream.add(range(len(prompts)), prompts, seeds=seeds)
         while stream.num_open:

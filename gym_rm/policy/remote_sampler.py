@@ -9,10 +9,12 @@ log-probabilities those at the sampling temperature.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import json
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,14 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_rm.errors import ConfigError, RemoteError, brief, warn_once
-from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.errors import ConfigError, RemoteError, brief
+from gym_rm.generation.completions import Completion, TokenIds, require_new, sample_all
 from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_body
 from gym_rm.training.checkpoints import atomic_folder
 
 Calibrate: TypeAlias = Callable[[Sequence[TokenIds], Sequence[Completion]], Sequence[NDArray[np.float32]]]
+_Request: TypeAlias = "concurrent.futures.Future[tuple[TokenIds, NDArray[np.float32], bool]]"
 MOST_REQUESTS = 64  # at the same time
-COMPARED = 8  # completions of a call whose log-probabilities are compared with the trainer's
+COMPARED = 8  # completions of a stream whose log-probabilities are compared with the trainer's
 # Largest mean difference, and of one token: float32 on both sides, or rounded on one (SmolLM2 in bfloat16: 0.07, 0.4).
 FLOAT32_TOLERANCE, TOLERANCE = (1e-3, 0.05), (0.2, 3.0)
 
@@ -36,9 +39,10 @@ FLOAT32_TOLERANCE, TOLERANCE = (1e-3, 0.05), (0.2, 3.0)
 class RemoteSampler:
     """Samples completions with a server; see `Sampler`.
 
-    Before and after the completions of a call the server must tell the version of the weights that it was given last,
-    so a restart is noticed. The log-probabilities of some completions must be those of the trainer, so old weights,
-    another temperature or another filter of tokens are noticed, unless the difference is as small as rounding.
+    Before the first and after the last completion of a call or stream the server must tell the version of the weights
+    that it was given last, so a restart is noticed. The log-probabilities of some completions must be those of the
+    trainer, so old weights, another temperature or another filter of tokens are noticed, unless the difference is as
+    small as rounding.
 
     Args:
         url: address of the server.
@@ -53,7 +57,7 @@ class RemoteSampler:
             completion at the sampling temperature, `[T]`; None to trust the server.
         full_precision: whether the trainer computes in float32.
         api_key: sent as a bearer token.
-        timeout: seconds for all completions of a call, and for loading weights.
+        timeout: seconds for a completion, from when it was begun, and for loading weights.
         max_retries: how often a request is sent again after a failed connection or a status of 500 and more; a server
             that answers 429 or 503 with `Retry-After` is asked again then.
 
@@ -89,6 +93,7 @@ class RemoteSampler:
         self._save, self._folder = save, Path(weights_folder)
         self._calibrate, self._full_precision = calibrate, full_precision
         self._tolerance: tuple[float, float] | None = None  # not known yet
+        self._loaded_again = False  # because log-probabilities differed
         self._timeout = timeout
         self._client = HTTPClient(
             [self.url], key=api_key, attempt_timeout=timeout, max_retries=max_retries, max_connections=MOST_REQUESTS
@@ -100,23 +105,14 @@ class RemoteSampler:
         Raises:
             ConfigError: the server refuses a request, its reply cannot be used (the message names the row), or it has
                 other log-probabilities although it just loaded the weights.
-            RemoteError: no answer within the time or the retries, or the server lost the weights.
+            RemoteError: no answer within the time or the retries, or the server lost the weights or had others, and has
+                loaded them again.
         """
-        if not len(prompts):
-            return []
-        for last in (self.version is None, True):
-            completions = self._client.run(self._sample(prompts, seeds))
-            difference = self._difference(prompts, completions)
-            if difference is None:
-                return completions
-            if last:
-                break
-            warn_once(f"{difference}; it loads them again, and samples again.")  # something else changed its weights
-            self._client.run(self._load())
-        raise ConfigError(
-            f"{difference}. It did not load the new weights, filters tokens or has no --logprobs-mode "
-            "processed_logprobs; compare its model and options with the policy's."
-        )
+        return sample_all(self.stream(), prompts, seeds=seeds)
+
+    def stream(self, *, calibrate: bool = True) -> RemoteStream:
+        """Return a stream of completions; see `Sampler`."""
+        return RemoteStream(self, calibrate=calibrate and self._calibrate is not None)
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Write the weights to a folder, and make the server load it.
@@ -133,7 +129,7 @@ class RemoteSampler:
 
     def expect(self, version: int) -> None:
         """Take note of weights of a version that another process writes and loads."""
-        self.version, self._tolerance = version, None
+        self.version, self._tolerance, self._loaded_again = version, None, False
 
     def load_if_lost(self) -> None:
         """Make the server load the last weights if it has others; raises as `update_weights` does."""
@@ -153,51 +149,52 @@ class RemoteSampler:
         """Folder of the last weights; its path is the server's name of their version."""
         return (self._folder / f"version-{self.version:08d}").absolute()
 
-    def _difference(self, prompts: Sequence[TokenIds], completions: Sequence[Completion]) -> str | None:
-        """Say how far the log-probabilities of some completions are from the trainer's; None if they are near."""
-        if self._calibrate is None:
-            return None
-        rows = np.unique(np.linspace(0, len(prompts) - 1, COMPARED).astype(int))
-        expected = self._calibrate([prompts[row] for row in rows], [completions[row] for row in rows])
-        found = np.concatenate([completions[row].log_probs for row in rows])
-        differences = np.abs(np.concatenate(expected, dtype=np.float64) - found)
+    def _compare(self, prompts: Sequence[TokenIds], completions: Sequence[Completion]) -> None:
+        """Compare log-probabilities with the trainer's, and make the server load the weights again if they differ.
+
+        Raises:
+            ConfigError: they differ, although it just loaded them.
+            RemoteError: they differ.
+        """
+        assert self._calibrate is not None
+        expected = np.concatenate(self._calibrate(prompts, completions), dtype=np.float64)
+        differences = np.abs(expected - np.concatenate([each.log_probs for each in completions]))
         mean, most = self._tolerance or TOLERANCE
         if differences.mean() <= mean and differences.max() <= most:
-            return None
-        return (
+            self._loaded_again = False
+            return
+        difference = (
             f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: they "
             f"differ by {differences.mean():.3g} on average and by up to {differences.max():.3g}, where {mean} and "
             f"{most} are allowed"
         )
+        if self.version is None or self._loaded_again:
+            raise ConfigError(
+                f"{difference}. It did not load the new weights, filters tokens or has no --logprobs-mode "
+                "processed_logprobs; compare its model and options with the policy's."
+            )
+        self._client.run(self._load())  # something else changed its weights
+        self._loaded_again = True
+        raise RemoteError(f"{difference}; it has loaded them again, so sample again.")
 
-    async def _sample(self, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        await self._require_weights(deadline)
-        if self._calibrate is not None and self._tolerance is None:
+    async def _prepare(self, folder: str | None, *, calibrate: bool) -> None:
+        """Require the weights in a folder, and find out how exact the server is, before the first completion."""
+        await self._require_weights(folder)
+        if calibrate and self._tolerance is None:
             with contextlib.suppress(NoSuchRoute):
-                served, _ = await self._client.send("/server_info", read=_parse, deadline=deadline)
+                served, _ = await self._client.send("/server_info", read=_parse, deadline=self._deadline())
                 exact = self._full_precision and "dtype=torch.float32" in str(served)
                 self._tolerance = FLOAT32_TOLERANCE if exact else TOLERANCE
-        rows = enumerate(zip(prompts, seeds, strict=True))
-        sampled = await self._client.all_of(
-            self._complete(row, prompt, int(seed), deadline) for row, (prompt, seed) in rows
-        )
-        await self._require_weights(deadline)
-        texts = self.tokenizer.batch_decode(
-            [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
-        )
-        return [
-            Completion(ids, log_probs, finished, text)
-            for (ids, log_probs, finished), text in zip(sampled, texts, strict=True)
-        ]
 
-    async def _complete(
-        self, row: int, prompt: TokenIds, seed: int, deadline: float
-    ) -> tuple[TokenIds, NDArray[np.float32], bool]:
+    def _deadline(self) -> float:
+        """Return the time of the event loop at which to give up what begins now."""
+        return asyncio.get_running_loop().time() + self._timeout
+
+    async def _complete(self, row: int, prompt: TokenIds, seed: int) -> tuple[TokenIds, NDArray[np.float32], bool]:
         """Return the token ids and log-probabilities of one completion, and whether it ended."""
         body = json.dumps(self._request(prompt.tolist(), seed)).encode()
         try:
-            reply, _ = await self._client.send("/v1/completions", body, read=_parse, deadline=deadline)
+            reply, _ = await self._client.send("/v1/completions", body, read=_parse, deadline=self._deadline())
         except (Refused, NoSuchRoute) as error:
             raise ConfigError(f"row {row} ({len(prompt)} tokens): {self.url} refused it: {error}.") from error
         except RemoteError as error:
@@ -238,12 +235,12 @@ class RemoteSampler:
             )
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
-    async def _require_weights(self, deadline: float) -> None:
-        """Raise RemoteError if the server tells another version of its weights than it was given."""
-        if self.version is not None and (told := await self._weight_version(deadline)) != str(self._current):
+    async def _require_weights(self, folder: str | None) -> None:
+        """Raise RemoteError if the server tells another version of its weights than this one; None for any."""
+        if folder is not None and (told := await self._weight_version(self._deadline())) != folder:
             raise RemoteError(
-                f"{self.url} has weights of version {told!r} instead of {str(self._current)!r}: it was restarted, or "
-                "another run uses it too."
+                f"{self.url} has weights of version {told!r} instead of {folder!r}: it was restarted, or another run "
+                "uses it too."
             )
 
     async def _weight_version(self, deadline: float) -> Any:
@@ -256,8 +253,7 @@ class RemoteSampler:
         return reply.get("weight_version") if isinstance(reply, dict) else None
 
     async def _load(self, *, only_if_lost: bool = False) -> None:
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        folder = str(self._current)
+        deadline, folder = self._deadline(), str(self._current)
         if await self._weight_version(deadline) == folder and only_if_lost:
             return
         served, _ = await self._client.send("/v1/models", read=_parse, deadline=deadline)
@@ -288,6 +284,97 @@ class RemoteSampler:
             f"{self.url} did not load the weights in {str(self._current)!r}, which it must see under the same path; "
             f"look whether it still runs: {reason}"
         )
+
+
+class RemoteStream:
+    """Completions of a `RemoteSampler`; see `CompletionStream`.
+
+    The first `add` while nothing is open waits until the server has told the version of its weights. The `take` that
+    returns the last open completions first asks for it again, and compares log-probabilities of those that ended first,
+    which may take longer than its timeout.
+
+    Args:
+        sampler: the sampler.
+        calibrate: whether to compare log-probabilities.
+    """
+
+    def __init__(self, sampler: RemoteSampler, *, calibrate: bool) -> None:
+        self._sampler, self._calibrate = sampler, calibrate
+        self._open: dict[int, tuple[TokenIds, _Request]] = {}
+        self._ended: dict[int, _Request] = {}  # of the open ones; the event loop adds to it
+        self._changed = threading.Condition()
+        self._compared: list[tuple[TokenIds, Completion]] = []  # those that ended first
+        self._folder: str | None = None  # of the weights
+
+    @property
+    def num_open(self) -> int:
+        """Number of completions that were begun and not returned."""
+        return len(self._open)
+
+    def add(self, keys: Sequence[int], prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> None:
+        """Begin a completion for each prompt; see `CompletionStream`.
+
+        Raises:
+            ConfigError: a key is open.
+            RemoteError: the server does not answer, or lost the weights.
+        """
+        require_new(keys, self._open)
+        sampler, rows = self._sampler, list(zip(keys, prompts, seeds, strict=True))
+        if rows and not self._open:
+            self._compared, self._folder = [], None if sampler.version is None else str(sampler._current)
+            sampler._client.run(sampler._prepare(self._folder, calibrate=self._calibrate))
+        for key, prompt, seed in rows:
+            request = sampler._client.submit(sampler._complete(key, prompt, int(seed)))
+            self._open[key] = prompt, request
+            request.add_done_callback(functools.partial(self._end, key))
+
+    def take(self, timeout: float | None = None) -> dict[int, Completion]:
+        """Return the completions that ended since the last call; see `CompletionStream`.
+
+        If it is interrupted (Ctrl-C), it may be called again.
+
+        Raises:
+            ConfigError: see `RemoteSampler.sample`.
+            RemoteError: see there.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._open, timeout)
+            ended = dict(self._ended)
+        if not ended:
+            return {}
+        sampler = self._sampler
+        try:
+            sampled = [request.result() for request in ended.values()]
+            texts = sampler.tokenizer.batch_decode(
+                [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
+            )
+            completions = {key: Completion(*each, text) for key, each, text in zip(ended, sampled, texts, strict=True)}
+            of_prompts = [(self._open[key][0], completion) for key, completion in completions.items()]
+            compared = [*self._compared, *of_prompts][:COMPARED]
+            if len(ended) == len(self._open):
+                sampler._client.run(sampler._require_weights(self._folder))
+                if self._calibrate:
+                    sampler._compare([prompt for prompt, _ in compared], [completion for _, completion in compared])
+        except Exception:
+            self.close()
+            raise
+        self._compared = compared
+        for key in ended:
+            del self._ended[key], self._open[key]
+        return completions
+
+    def close(self) -> None:
+        """Cancel the open completions, and close their connections, so that the server stops too."""
+        with self._changed:
+            requests, self._open, self._ended = list(self._open.values()), {}, {}
+        for _, request in requests:
+            request.cancel()
+
+    def _end(self, key: int, request: _Request) -> None:
+        with self._changed:
+            if key in self._open and self._open[key][1] is request:
+                self._ended[key] = request
+                self._changed.notify()
 
 
 def _parse(body: bytes) -> Any:

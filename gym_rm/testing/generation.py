@@ -13,7 +13,7 @@ from gym_rm.testing.assertions import asserting
 from gym_rm.types import Conversation
 
 if TYPE_CHECKING:  # loads torch
-    from gym_rm.generation.completions import Sampler, TokenIds
+    from gym_rm.generation.completions import Completion, Sampler, TokenIds
 
 QUESTIONS: tuple[Conversation, ...] = (
     ({"role": "user", "content": "Which is larger, 3 or 5?"},),
@@ -103,9 +103,11 @@ def check_sampler(
         )
         assert completion.finished or len(ids) == max_new_tokens, f"{name} was cut before max_new_tokens"
     backwards = sampler.sample(rows[::-1], seeds=seeds[::-1])[::-1]
-    for index, (one, other) in enumerate(zip(first, backwards, strict=True)):
-        same = np.array_equal(one.token_ids, other.token_ids) and np.allclose(one.log_probs, other.log_probs, atol=1e-3)
-        assert same, f"completion {index} depends on the other rows, not only on its prompt and seed"
+    for others, reason in ((backwards, "on the other rows"), (_streamed(sampler, rows, seeds), "on the stream")):
+        for index, (one, other) in enumerate(zip(first, others, strict=True)):
+            same = np.array_equal(one.token_ids, other.token_ids) and one.text == other.text
+            same = same and np.allclose(one.log_probs, other.log_probs, atol=1e-3)
+            assert same, f"completion {index} depends {reason}, not only on its prompt and seed"
     pairs = zip(first[::2], first[1::2], strict=True)
     equal = all(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
     assert not equal, "completions of one prompt with different seeds are equal, so the seeds are not used"
@@ -117,6 +119,27 @@ def check_sampler(
         assert len(sampler.sample(rows, seeds=seeds)) == len(rows), "after update_weights, rows are missing"
     sampler.close()
     sampler.close()
+
+
+def _streamed(sampler: Sampler, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
+    """Return the completions of a stream to which rows are added one after another, the last first."""
+    stream = sampler.stream(calibrate=False)
+    assert stream.take() == {}, "take returned completions that nobody began"
+    completions: dict[int, Completion] = {}
+    for row in reversed(range(len(prompts))):
+        stream.add([row], [prompts[row]], seeds=[seeds[row]])
+        completions |= stream.take(timeout=0.0)
+    while before := stream.num_open:
+        ended = stream.take()
+        assert ended, f"take without a timeout returned nothing while {before} completions are open"
+        assert stream.num_open == before - len(ended), f"num_open is {stream.num_open} after {len(ended)} of {before}"
+        completions |= ended
+    assert sorted(completions) == list(range(len(prompts))), f"the stream returned the keys {sorted(completions)}"
+    stream.add([0], prompts[:1], seeds=seeds[:1])
+    stream.close()
+    stream.close()
+    assert stream.num_open == 0, f"after close, {stream.num_open} completions are open"
+    return [completions[row] for row in range(len(prompts))]
 
 
 def _replies(model: ChatModel, conversations: Sequence[Conversation], seeds: Sequence[int]) -> list[ChatReply]:
