@@ -348,7 +348,10 @@ class RemoteStream:
             texts = sampler.tokenizer.batch_decode(
                 [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
             )
-            completions = {key: Completion(*each, text) for key, each, text in zip(ended, sampled, texts, strict=True)}
+            completions = {
+                key: Completion(*each, text, self._sampler.version or 0)
+                for key, each, text in zip(ended, sampled, texts, strict=True)
+            }
             of_prompts = [(self._open[key][0], completion) for key, completion in completions.items()]
             compared = [*self._compared, *of_prompts][:COMPARED]
             if len(ended) == len(self._open):
