@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import os
 import threading
@@ -38,6 +39,9 @@ class EventLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
         """Start a coroutine in the thread of the loop."""
+        return self._submit(coroutine)[0]
+
+    def _submit(self, coroutine: Coroutine[Any, Any, Value]) -> tuple[concurrent.futures.Future[Value], Running]:
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -47,36 +51,33 @@ class EventLoop:
                 thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
                 self._running[os.getpid()] = loop, thread
                 thread.start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._running[os.getpid()][0])
+            running = self._running[os.getpid()]
+            return asyncio.run_coroutine_threadsafe(coroutine, running[0]), running
 
-    def run(
-        self,
-        coroutine: Coroutine[Any, Any, Value],
-        stall_timeout: float | None = None,
-        num_remaining: Callable[[], int] = int,
-    ) -> Value:
+    def run(self, coroutine: Coroutine[Any, Any, Value], stall_timeout: float | None = None) -> Value:
         """Return the result of a coroutine, which is cancelled if the caller is interrupted.
 
         Args:
             coroutine: what runs.
-            stall_timeout: seconds in which `num_remaining()` must become less; None for no limit.
-            num_remaining: how much is not done.
+            stall_timeout: seconds in which the loop must come to what is new; None for no limit.
 
         Raises:
-            TimeoutError: it did not become less. The thread is left behind; the next call starts another.
+            TimeoutError: a coroutine blocks the loop. The thread is left behind; the next call starts another.
         """
         if threading.current_thread() is self._running.get(os.getpid(), (None, None))[1]:
             coroutine.close()
             raise RuntimeError(f"a coroutine of {self._name} waits for itself; await what it needs instead.")
-        future = self.submit(coroutine)
+        future, running = self._submit(coroutine)
         try:
-            running, before = self._running.get(os.getpid()), num_remaining()
-            while concurrent.futures.wait([future], stall_timeout).not_done:
-                if num_remaining() == before:
+            while True:
+                turned = threading.Event()
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and so does not turn
+                    running[0].call_soon_threadsafe(turned.set)
+                if concurrent.futures.wait([future], stall_timeout).done:
+                    return future.result()
+                if not turned.is_set():
                     self._end(running)
                     raise TimeoutError(f"{self._name} are blocked")
-                before = num_remaining()
-            return future.result()
         except BaseException:  # also Ctrl-C
             future.cancel()
             raise
@@ -115,7 +116,7 @@ class AsyncCalls(Generic[Value]):
     has a loop of its own.
 
     Args:
-        max_concurrency: most calls of one `run` at the same time.
+        max_concurrency: most calls of all `run`s at the same time.
         timeout: seconds for each call, without its wait for others; None for no limit.
 
     Raises:
@@ -134,6 +135,10 @@ class AsyncCalls(Generic[Value]):
         self.max_concurrency = integer("max_concurrency", max_concurrency, minimum=1)
         self.timeout = None if timeout is None else positive("timeout", timeout)
         self._loop = EventLoop("these AsyncCalls")
+        # By loop, so that calls that block one keep no slots in the next.
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
         self.close = self._loop.close
         weakref.finalize(self, self._loop.close)
 
@@ -152,16 +157,17 @@ class AsyncCalls(Generic[Value]):
         results: list[Value | Exception] = [late] * len(calls)
         stall_timeout = None if self.timeout is None else self.timeout + 2 * GRACE
         try:
-            self._loop.run(self._all(calls, results), stall_timeout, lambda: sum(each is late for each in results))
+            self._loop.run(self._all(calls, results), stall_timeout)
         except concurrent.futures.CancelledError:
-            raise RuntimeError(f"{self._loop._name} were closed while they ran.") from None
+            if self._loop._closed:  # else another run left the loop behind
+                raise RuntimeError(f"{self._loop._name} were closed while they ran.") from None
         except TimeoutError:
             pass
         return list(results)
 
     async def _all(self, calls: Sequence[Callable[[], Awaitable[Value]]], results: list[Value | Exception]) -> None:
         """Write the result of each call into the list."""
-        free = asyncio.Semaphore(self.max_concurrency)
+        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
 
         async def put(index: int) -> None:
             async with free:

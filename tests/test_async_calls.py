@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import functools
+import itertools
 import os
 import pickle
 import signal
@@ -103,16 +105,76 @@ def test_a_call_that_refuses_to_end_is_left_behind(calls, monkeypatch):
 
 def test_a_call_that_never_awaits_does_not_block_the_caller(monkeypatch):
     monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.05)
-    calls, free = AsyncCalls(max_concurrency=2, timeout=0.1), threading.Event()
+    calls, free = AsyncCalls(max_concurrency=1, timeout=0.1), threading.Event()
 
     async def blocks():
         free.wait(30)
 
     start = time.monotonic()
-    found = calls.run([lambda: value(1), blocks, *[lambda: value(2, 0.01)] * 1000])
+    found = calls.run([blocks, *[lambda: value(2, 0.01)] * 1000])
     assert time.monotonic() - start < 5  # not the time of 1,000 calls
     free.set()
     assert all(isinstance(each, TimeoutError) and "blocks the event loop" in str(each) for each in found)
+    assert calls.run([lambda: value(3)]) == [3]
+
+
+def in_threads(*functions):
+    """Return the results of functions that run at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as threads:
+        return [each.result() for each in [threads.submit(function) for function in functions]]
+
+
+def test_not_too_many_calls_of_several_runs_are_awaited_at_a_time(calls):
+    running, most = set(), []
+
+    async def call(index):
+        running.add(index)
+        most.append(len(running))
+        await asyncio.sleep(0.01)
+        running.discard(index)
+        return index
+
+    runs = [[functools.partial(call, index) for index in range(start, start + 8)] for start in (0, 8, 16)]
+    found = in_threads(*(functools.partial(calls.run, run) for run in runs))
+    assert [*itertools.chain(*found)] == [*range(24)]
+    assert max(most) == 3
+
+
+def test_a_run_that_waits_for_another_is_not_blocked(monkeypatch):
+    monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.01)
+    calls, begun = AsyncCalls(max_concurrency=1, timeout=0.5), threading.Event()
+
+    async def slow():
+        begun.set()
+        return await value(1, 0.1)
+
+    def second():
+        assert begun.wait(60)
+        return calls.run([lambda: value(2)])
+
+    assert in_threads(lambda: calls.run([slow] * 8), second) == [[1] * 8, [2]]
+
+
+def test_a_run_beside_one_that_blocks_is_late_too_and_not_closed(monkeypatch):
+    monkeypatch.setattr("gym_rm.async_calls.GRACE", 0.2)
+    calls, begun, free = AsyncCalls(timeout=0.1), threading.Event(), threading.Event()
+
+    async def blocks():
+        begun.set()
+        free.wait(30)
+
+    def first():
+        found = calls.run([blocks])
+        free.set()  # its loop ends, and cancels what else it has
+        return found
+
+    def second():
+        assert begun.wait(60)
+        return calls.run([lambda: value(1)])
+
+    for (late,) in in_threads(first, second):
+        assert isinstance(late, TimeoutError)
+        assert "blocks the event loop" in str(late)
     assert calls.run([lambda: value(3)]) == [3]
 
 

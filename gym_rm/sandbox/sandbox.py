@@ -57,6 +57,7 @@ class Sandbox:
         self._closed = False
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
+        self._turns = os.getpid(), threading.Semaphore(self.num_workers)
 
     def session(self, limits: SandboxLimits | None = None) -> SandboxSession:
         """Return a fresh interpreter under these limits (None: those of the sandbox). Close it after use.
@@ -78,10 +79,21 @@ class Sandbox:
         raise SandboxError(f"The sandbox ({self.layer}) could not start an interpreter. {reason}")
 
     def map(self, function: Callable[..., Result], *rows: Iterable[Any]) -> list[Result]:
-        """Call a function with each row, in as many threads as workers. After an exception no other row begins."""
+        """Call a function with each row, in as many threads as workers, as many rows of all calls at the same time.
+
+        After an exception no other row begins.
+        """
+        if self._turns[0] != os.getpid():  # a fork: its parent's rows never end here
+            self._turns = os.getpid(), threading.Semaphore(self.num_workers)
+        turn = self._turns[1]
+
+        def in_turn(*row: Any) -> Result:
+            with turn:
+                return function(*row)
+
         executor = ThreadPoolExecutor(self.num_workers, thread_name_prefix="gym_rm rows")
         try:
-            return list(executor.map(function, *rows))
+            return list(executor.map(in_turn, *rows))
         finally:
             executor.shutdown(cancel_futures=True)
 

@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,35 @@ def test_nothing_is_left_after_close(sandbox):
     assert open_files() == files
     with pytest.raises(SandboxError, match="closed"):
         made.session()
+
+
+def test_as_many_rows_of_all_calls_as_workers_are_at_work(sandbox):
+    both, running, most, lock = threading.Barrier(2), set(), [], threading.Lock()
+
+    def work(row):
+        with lock:
+            running.add(row)
+            most.append(len(running))
+        both.wait(timeout=30)
+        with lock:
+            running.discard(row)
+        return row
+
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(sandbox.map, work, range(start, start + 4)) for start in (0, 4, 8)]
+        assert [row for call in calls for row in call.result()] == [*range(12)]
+    assert max(most) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_wait_for_the_rows_of_its_parent(sandbox):
+    def forked(row):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if sandbox.map(str, range(3)) == ["0", "1", "2"] else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert sandbox.map(forked, range(4)) == [0] * 4
 
 
 def test_no_orphan_is_left_to_a_first_process_that_reaps_none(sandbox):
