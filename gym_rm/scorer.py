@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from gym_rm.checks import describe
+from gym_rm.checks import describe, integer
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Conversation, Prompts, Provenance
+from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 
 @runtime_checkable
@@ -83,6 +83,29 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
 def is_relative(scorer: Any) -> bool:
     """Return whether rewards depend on the other rows of a call, which must then have whole groups and no others."""
     return bool(getattr(scorer, "relative", False))
+
+
+CALLS_THAT_WAIT = 32
+"""`max_concurrent_calls` of scorers whose calls mostly wait, for a server, for processes or for coroutines."""
+
+
+def max_concurrent_calls(scorer: Any, default: int = 1) -> int:
+    """Return how many calls of `score` may run at the same time, in threads of their own.
+
+    A scorer, or a reward function, can say so in an attribute of this name. 0: only in the thread of the caller, for
+    example a model on a CPU, where nothing is gained, or a function that uses `signal.alarm`.
+
+    Raises:
+        ConfigError: it is no number of calls.
+    """
+    given = getattr(scorer, "max_concurrent_calls", default)
+    return integer(f"max_concurrent_calls of {type(scorer).__name__}", given, minimum=0)
+
+
+def route_of(scorer: Scorer, prompt: Prompt | None) -> str | None:
+    """Return the route of a data row: rows with different ones need not be in one call. None if there are no routes."""
+    method = getattr(scorer, "route_of", None)
+    return method(prompt) if callable(method) else None
 
 
 def provenance_of(scorer: Scorer) -> Provenance | None:
@@ -155,12 +178,3 @@ def check_signature(scorer: Scorer) -> None:
         ) from error
     except ValueError:  # builtins can have no signature
         return
-
-
-def max_concurrent_calls(scorer):
-    return getattr(scorer, "max_concurrent_calls", 1)
-
-
-def route_of(scorer, prompt):
-    f = getattr(scorer, "route_of", None)
-    return f(prompt) if f else None

@@ -1,5 +1,6 @@
 """`load_scorer`, `try_score`, and scorers that several users in one process share."""
 
+import functools
 import importlib.util
 import pkgutil
 import shutil
@@ -15,7 +16,7 @@ import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS
-from gym_rm.scorer import try_score
+from gym_rm.scorer import CALLS_THAT_WAIT, max_concurrent_calls, try_score
 from gym_rm.scorers.function import FunctionScorer
 from gym_rm.scorers.load import SCORER_KINDS, acquire_scorer, load_scorer, release_scorer
 from gym_rm.scorers.weighted import WeightedScorer
@@ -437,3 +438,45 @@ def test_invalid_options_of_code_are_refused(options):
 def test_names_that_are_no_texts_are_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         gym_rm.load_scorer(options)
+
+
+# --- calls at the same time
+
+
+async def awaited(conversations):
+    return length(conversations)
+
+
+def with_alarm(conversations):
+    return length(conversations)
+
+
+with_alarm.max_concurrent_calls = 0
+
+
+@pytest.mark.parametrize(
+    ("scorer", "number"),
+    [
+        (length, 1),
+        (awaited, CALLS_THAT_WAIT),
+        (with_alarm, 0),
+        (functools.partial(with_alarm), 0),
+        (None, 0),
+        ({"kind": "math"}, 1),
+        ({"kind": "judge", "path": "embedded:judge", "style": "genrm"}, 0),
+        ({"kind": "judge", "path": "http://127.0.0.1:9"}, CALLS_THAT_WAIT),
+    ],
+    ids=str,
+)
+def test_scorers_say_how_many_calls_may_run_at_the_same_time(scorer, number):
+    assert max_concurrent_calls(load_scorer(scorer)) == number
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "many", None])
+def test_a_number_of_calls_that_is_none_is_refused(number):
+    def function(conversations):
+        return length(conversations)
+
+    function.max_concurrent_calls = number
+    with pytest.raises(ConfigError, match="max_concurrent_calls of function must be"):
+        load_scorer(function)

@@ -34,6 +34,7 @@ from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall, in_chunks
 from gym_rm.engine.text.judged import JudgedOptions
+from gym_rm.engine.text.messages import CHARACTERS_PER_TOKEN
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import RenderedText, Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
@@ -44,7 +45,6 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload, tools_of
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
-CHARACTERS_PER_TOKEN = 3  # or a little more, so that a chunk of text is one batch
 
 
 def _budget(value: Any) -> Budget:
@@ -279,6 +279,11 @@ class RewardModelScorer:
             sequences = self._sequences(call, [texts], functools.partial(_each, encode))
             result = self._scheduler.run(sequences, self.executor)
             return self._collect(call, result, [texts]).raise_for_errors()
+
+    @property
+    def max_concurrent_calls(self) -> int:
+        """See `gym_rm.scorer.max_concurrent_calls`: 0 on a CPU, which also computes everything else."""
+        return int(not self.info.device.startswith("cpu"))
 
     @property
     def max_num_batched_tokens(self) -> int:

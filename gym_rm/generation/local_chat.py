@@ -70,6 +70,7 @@ class LocalChatModel(NeverCopied):
         )
         self.model: Any = model.requires_grad_(False)
         self._device = model.device
+        self.max_concurrent_calls = int(self._device.type != "cpu")  # of a judge, see gym_rm.scorer
         self._renderer = Renderer(
             tokenizer,
             input_format=InputFormat(generation_prompt=True),

@@ -21,7 +21,7 @@ from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
 from gym_rm.plain_values import to_plain
-from gym_rm.scorer import NeverCopied
+from gym_rm.scorer import CALLS_THAT_WAIT, NeverCopied
 from gym_rm.types import Conversation, Message, Provenance
 
 ROUTE = "/v1/chat/completions"
@@ -44,6 +44,8 @@ class RemoteChatModel(NeverCopied):
         >>> model = RemoteChatModel("http://127.0.0.1:8000", key="env:JUDGE_KEY")  # doctest: +SKIP
         >>> model.reply([[{"role": "user", "content": "Hi"}]], seeds=[0])  # doctest: +SKIP
     """
+
+    max_concurrent_calls = CALLS_THAT_WAIT
 
     def __init__(self, url: str, **options: Any) -> None:
         self.options = chosen = parse_settings(RemoteChatOptions, options)

@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from gym_rm.checks import finite, integer
+from gym_rm.engine.text.messages import CHARACTERS_PER_TOKEN
 from gym_rm.errors import ConfigError, brief
-from gym_rm.scorer import Scorer, check_rows, is_relative, lock_open_after_fork, try_score
+from gym_rm.scorer import (
+    CALLS_THAT_WAIT,
+    Scorer,
+    check_rows,
+    is_relative,
+    lock_open_after_fork,
+    try_score,
+)
 from gym_rm.scorers.load import acquire_scorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
+
+MAX_BATCH_SIZE = 1024  # conversations
 
 
 class HasFuture(Protocol):
@@ -161,7 +174,7 @@ def _begins(future: Future[Any]) -> bool:
     return future.set_running_or_notify_cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
     """Conversations and prompts of one caller, and the future that receives the scores."""
 
@@ -190,7 +203,9 @@ class MicroBatchingScorer:
         >>> scorer.close()
     """
 
-    def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
+    max_concurrent_calls = CALLS_THAT_WAIT
+
+    def __init__(self, scorer: Scorer, *, max_batch_size: int = MAX_BATCH_SIZE, max_wait: float = 0.005) -> None:
         if not isinstance(scorer, Scorer):
             raise ConfigError(f"scorer must have a method score, got {scorer!r:.100}; pass load_scorer(...).")
         if finite("max_wait", max_wait) < 0:
@@ -243,42 +258,110 @@ class MicroBatchingScorer:
         self._calls.close()
 
     def _answer(self, batch: list[ScoreRequest]) -> None:
-        if len(batch) > 1 and is_relative(self.scorer):
-            for request in batch:
-                self._answer([request])
-            return
-        try:
-            scores = self._score(batch)
-        except BaseException as error:  # raised again in the call that caused it; this thread must go on
-            if len(batch) > 1:
-                for request in batch:
-                    self._answer([request])
-            elif isinstance(error, Exception):
-                batch[0].future.set_exception(error)
-            else:
-                failure = RuntimeError(f"the scorer raised {brief(error)}")
-                failure.__cause__ = error
-                batch[0].future.set_exception(failure)
-            return
-        stop = 0
-        for request in batch:
-            start, stop = stop, stop + len(request.conversations)
-            rows = scores[start:stop]
-            if rows.failed_rows:
-                request.future.set_exception(ScoringError(rows))
-            else:
-                request.future.set_result(rows)
+        for requests in [[request] for request in batch] if is_relative(self.scorer) else [batch]:
+            answer(requests, self._score)
 
-    def _score(self, batch: list[ScoreRequest]) -> Scores:
-        conversations = [conversation for request in batch for conversation in request.conversations]
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         self.num_batches += 1
         self.num_conversations += len(conversations)
-        if all(request.prompts is None for request in batch):
-            return try_score(self.scorer, conversations)
-        prompts: list[Prompt | None] = []
-        for request in batch:
-            prompts += request.prompts if request.prompts is not None else [None] * len(request.conversations)
-        return try_score(self.scorer, conversations, prompts)
+        try:
+            return try_score(self.scorer, conversations, prompts)
+        except Exception:
+            raise
+        except BaseException as error:  # this thread must go on
+            raise RuntimeError(f"the scorer raised {brief(error)}") from error
+
+
+def answer(requests: Sequence[ScoreRequest], score: Callable[[Sequence[Conversation], Prompts], Scores]) -> None:
+    """Score requests in one call, and give each its rows, or ScoringError if one of them has no score.
+
+    After an exception they are scored one by one, so that it is raised only in the request that caused it.
+
+    Args:
+        requests: what nobody else answers.
+        score: as `try_score`. An interrupt ends it, and leaves requests without an answer.
+    """
+    conversations = [conversation for request in requests for conversation in request.conversations]
+    prompts: list[Prompt | None] | None = None
+    if any(request.prompts is not None for request in requests):
+        prompts = []
+        for request in requests:
+            prompts += [None] * len(request.conversations) if request.prompts is None else request.prompts
+    try:
+        scores = score(conversations, prompts)
+    except Exception as error:
+        if len(requests) == 1:
+            requests[0].future.set_exception(error)
+            return
+        for request in requests:
+            answer([request], score)
+        return
+    stop = 0
+    for request in requests:
+        start, stop = stop, stop + len(request.conversations)
+        rows = scores[start:stop]
+        if rows.failed_rows:
+            request.future.set_exception(ScoringError(rows))
+        else:
+            request.future.set_result(rows)
+
+
+class SerialCalls:
+    """Calls of a scorer from several threads, one at a time: those that wait for it are merged into one.
+
+    The caller whose turn it is scores the rows of all that wait, the others find their scores when it is theirs.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self._waiting: list[ScoreRequest] = []
+        self._lock = lock_open_after_fork()
+        if hasattr(scorer, "executor") and (device := getattr(getattr(scorer, "provenance", None), "device", None)):
+            self._lock = _device_locks.setdefault(device, self._lock)  # models that share a device take turns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return serial_calls, (self.scorer,)
+
+    def try_score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations as `gym_rm.scorer.try_score`, once no other call of the scorer runs."""
+        request = ScoreRequest(conversations, prompts)
+        self._waiting.append(request)
+        try:
+            with self._lock:
+                if not request.future.done():
+                    if len(requests := self._merged(request)) == 1:
+                        return try_score(self.scorer, conversations, prompts)
+                    answer(requests, functools.partial(try_score, self.scorer))
+            return request.future.result()
+        except ScoringError as error:
+            return error.scores
+        finally:
+            self._waiting.remove(request)
+
+    def _merged(self, first: ScoreRequest) -> list[ScoreRequest]:
+        """Return a request and those that wait, as far as they fit in one call."""
+        requests: list[ScoreRequest] = []
+        budget = getattr(self.scorer, "max_num_batched_tokens", None)
+        characters = math.inf if budget is None else CHARACTERS_PER_TOKEN * budget
+        num_rows, texts = 0, set[str]()
+        others = [] if is_relative(self.scorer) else self._waiting[:]
+        for request in (first, *(each for each in others if each is not first and not each.future.done())):
+            num_rows += len(request.conversations)
+            texts |= {str(message.get("content")) for each in request.conversations for message in each}
+            if requests and (num_rows > MAX_BATCH_SIZE or sum(map(len, texts)) > characters):
+                break
+            requests.append(request)
+        return requests
+
+
+_serial: weakref.WeakValueDictionary[int, SerialCalls] = weakref.WeakValueDictionary()
+_device_locks: dict[str, threading.RLock] = {}
+
+
+def serial_calls(scorer: Scorer) -> SerialCalls:
+    """Return the calls of this scorer, which all that combine it share."""
+    with _batching_lock:
+        return _serial.setdefault(id(scorer), SerialCalls(scorer))
 
 
 _batching: dict[int, tuple[Any, MicroBatchingScorer]] = {}

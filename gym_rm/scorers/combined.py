@@ -16,7 +16,16 @@ import numpy as np
 
 from gym_rm.checks import describe, finite, one_of
 from gym_rm.errors import ConfigError, RowError, brief, logger
-from gym_rm.scorer import NeverCopied, Scorer, ScorerLike, check_conversations, is_relative, try_score
+from gym_rm.scorer import (
+    NeverCopied,
+    Scorer,
+    ScorerLike,
+    check_conversations,
+    is_relative,
+    max_concurrent_calls,
+    try_score,
+)
+from gym_rm.scorers.batching import SerialCalls, serial_calls
 from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
@@ -29,7 +38,8 @@ class CombinedScorer(NeverCopied, abc.ABC):
     """Base class of scorers that call several named scorers and reduce their rewards to one.
 
     Scorers with a model in this process run one after the other, because they share its device. All others, such as
-    servers, judges, verifiers and functions, run in threads beside them.
+    servers, judges, verifiers and functions, run in threads beside them. Several threads may call `score` at the same
+    time: calls that wait for a scorer that accepts one at a time (`max_concurrent_calls`) are then merged into one.
 
     The rewards of each scorer become the component with its name. Its own components become `"name/component"`, and
     its infos become `"name/info"`. An episode ends if any of the scorers ends it. If one of them rates steps, its
@@ -47,10 +57,13 @@ class CombinedScorer(NeverCopied, abc.ABC):
     def __init__(self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
         self.scorers: dict[str, Scorer] = {}
         self._acquired: list[Scorer] = []
+        self._serial: dict[str, SerialCalls] = {}
         try:
             for name, one in self._named(scorers).items():
                 self.scorers[name] = acquire_scorer(one, {})
                 self._acquired.append(self.scorers[name])
+                if max_concurrent_calls(self.scorers[name]) < 2:
+                    self._serial[name] = serial_calls(self.scorers[name])
         except BaseException:
             self.close()
             raise
@@ -146,7 +159,10 @@ class CombinedScorer(NeverCopied, abc.ABC):
         asked = [conversations[row] for row in rows]
         given = None if prompts is None else [prompts[row] for row in rows]
         try:
-            scores = try_score(self.scorers[name], asked, given)
+            if name in self._serial:
+                scores = self._serial[name].try_score(asked, given)
+            else:
+                scores = try_score(self.scorers[name], asked, given)
         except ConfigError:
             raise
         except Exception as error:
@@ -160,6 +176,11 @@ class CombinedScorer(NeverCopied, abc.ABC):
     def relative(self) -> bool:
         """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
         return any(map(is_relative, self.scorers.values()))
+
+    @property
+    def max_concurrent_calls(self) -> int:
+        """The most of any scorer, see `gym_rm.scorer.max_concurrent_calls`; the others are called one at a time."""
+        return max(map(max_concurrent_calls, self.scorers.values()))
 
     @property
     def respond(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from gym_rm.async_calls import AsyncCalls
 from gym_rm.checks import in_order
 from gym_rm.errors import ConfigError, RowError, brief
-from gym_rm.scorer import NeverCopied, RewardFunction, check_conversations
+from gym_rm.scorer import CALLS_THAT_WAIT, NeverCopied, RewardFunction, check_conversations, max_concurrent_calls
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
@@ -35,6 +35,9 @@ class FunctionScorer(NeverCopied):
             components, infos or terminations).
         **limits: of a function that is `async def`: `max_concurrency` rows (64) are awaited at a time, each call for
             `timeout` seconds (60; None for no limit). All calls share one event loop, in a thread of its own.
+
+    A plain function is called by one thread at a time, which need not be that of the caller, unless it has an attribute
+    `max_concurrent_calls` (see `gym_rm.scorer.max_concurrent_calls`).
 
     Raises:
         ConfigError: the function has another signature, or a limit is invalid.
@@ -63,6 +66,8 @@ class FunctionScorer(NeverCopied):
         self._name = f"the reward function {name}"
         self._by_row, self._prompts = _read_signature(function, self._name)
         self.respond = getattr(function, "respond", None)
+        owner = function if hasattr(function, "max_concurrent_calls") else _code_of(function)  # what a partial calls
+        self.max_concurrent_calls = max_concurrent_calls(owner, CALLS_THAT_WAIT if asynchronous else 1)
 
     def __repr__(self) -> str:
         return f"FunctionScorer({_name_of(self._function)})"

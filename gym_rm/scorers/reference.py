@@ -35,6 +35,7 @@ class ReferenceScorer(NeverCopied):
     def __init__(self, path: str | os.PathLike[str], *, text: str, **options: Any) -> None:
         template = "".join(f"{{% set {name} = messages[{k}].content %}}" for k, name in enumerate(NAMES)) + text
         self.scorer = load_reward_model(os.fspath(path), chat_template=template, **options)
+        self.max_concurrent_calls = self.scorer.max_concurrent_calls
         self.provenance = dataclasses.replace(self.scorer.provenance, scorer="ReferenceScorer")
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:

@@ -16,7 +16,7 @@ from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import ScorerLike
 from gym_rm.scorers.combined import CombinedScorer
 from gym_rm.scores import RewardArray, Scores
-from gym_rm.types import Conversation, Prompts
+from gym_rm.types import Conversation, Prompt, Prompts
 
 
 class Gate(Config):
@@ -115,6 +115,11 @@ class WeightedScorer(CombinedScorer):
             "routes": self.routes if self.route is not None else {},
         }
 
+    def route_of(self, prompt: Prompt | None) -> str:
+        """Return the key of `routes` that a data row has; those that have none share `"*"`."""
+        value = None if prompt is None or self.route is None else prompt.metadata.get(self.route)
+        return str(value) if str(value) in self.routes else "*"
+
     def _reduce(
         self, components: Mapping[str, RewardArray], conversations: Sequence[Conversation], prompts: Prompts
     ) -> tuple[RewardArray, Mapping[str, RewardArray]]:
@@ -157,9 +162,9 @@ class WeightedScorer(CombinedScorer):
         errors: list[str | None] = [None] * size
         for row in range(size):
             prompt = None if prompts is None else prompts[row]
-            value = None if prompt is None else prompt.metadata.get(self.route)
-            names = self.routes.get(str(value), self.routes.get("*"))
+            names = self.routes.get(self.route_of(prompt))
             if names is None:
+                value = None if prompt is None else prompt.metadata.get(self.route)
                 errors[row] = f"the data row has {self.route}={value!r:.80}; expected one of {list(self.routes)}"
             for name in names or ():
                 rows[name][row] = True

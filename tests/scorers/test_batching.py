@@ -3,8 +3,9 @@
 import asyncio
 import multiprocessing
 import threading
+import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from recording import RecordingScorer, chat, merged
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
-from gym_rm.scorers.batching import MergedCalls, MicroBatchingScorer
+from gym_rm.scorers.batching import MergedCalls, MicroBatchingScorer, serial_calls
+from gym_rm.types import Provenance
 from tests.scorers.test_combined import Simulator
 
 
@@ -342,6 +344,107 @@ def test_a_close_by_a_call_does_not_wait_for_itself():
     calls = MergedCalls(close, lambda job: 1, max_size=1, max_wait=0.0, name="Closing")
     calls.put(Job("a"))
     assert closed.wait(timeout=30)
+
+
+# --- callers that take turns
+
+
+class Turns:
+    """Scorer of lengths whose first call blocks until `others` callers wait; it stores the replies of each call."""
+
+    def __init__(self, others, error=None, **attributes):
+        self.others, self.error, self.calls, self.threads = others, error, [], []
+        vars(self).update(attributes)
+        self.at_work = threading.Lock()
+
+    def score(self, conversations, prompts=None):
+        assert self.at_work.acquire(blocking=False), "called by two threads at the same time"
+        replies = [conversation[-1]["content"] for conversation in conversations]
+        self.calls.append(replies)
+        self.threads.append(threading.current_thread())
+        try:
+            while len(self.calls) == 1 and len(serial_calls(self)._waiting) <= self.others:
+                time.sleep(0.001)
+            if "bad" in replies and self.error is not None:
+                raise self.error
+            return Scores.from_rewards([np.nan if reply == "none" else len(reply) for reply in replies])
+        finally:
+            self.at_work.release()
+
+    def score_all(self, *replies):
+        """Score the first reply, and the others while it is scored; return the outcome of each."""
+        calls = serial_calls(self)
+
+        def of(reply):
+            try:
+                return calls.try_score([chat("q", reply)]).rewards_or_none()[0]
+            except BaseException as error:
+                return error
+
+        with ThreadPoolExecutor(len(replies)) as threads:
+            first = threads.submit(of, replies[0])
+            while not self.calls:
+                time.sleep(0.001)
+            others = [threads.submit(of, reply) for reply in replies[1:]]
+            return [each.result() for each in [first, *others]]
+
+
+def test_calls_that_wait_for_a_scorer_are_merged_and_get_their_own_rows():
+    scorer = Turns(6)
+    assert scorer.score_all("first", "a", "bb", "none", "dddd", "eeeee", "ffffff") == [5, 1, 2, None, 4, 5, 6]
+    assert [len(call) for call in scorer.calls] == [1, 6]
+    assert serial_calls(scorer)._waiting == []
+
+
+def test_a_call_that_waits_for_none_is_scored_in_its_thread():
+    scorer = Turns(0)
+    with pytest.raises(KeyError) as caught:
+        serial_calls(Turns(0, KeyError("x"))).try_score([chat("q", "bad")])
+    assert str(caught.value.__notes__).count("raised by the scorer Turns") == 1
+    serial_calls(scorer).try_score([chat("q", "a")])
+    assert scorer.threads == [threading.current_thread()]
+
+
+def test_an_error_is_raised_only_in_the_call_that_caused_it():
+    scorer = Turns(3, OSError("down"))
+    first, good, bad, last = scorer.score_all("first", "a", "bad", "cc")
+    assert [first, good, last] == [5, 1, 2]
+    assert isinstance(bad, OSError)
+
+
+def test_a_caller_that_is_interrupted_leaves_the_others_to_themselves():
+    scorer = Turns(4, KeyboardInterrupt())
+    outcomes = scorer.score_all("first", "a", "bad", "cc", "ddd")
+    assert isinstance(outcomes[2], KeyboardInterrupt)
+    ended = [outcome for outcome in outcomes if isinstance(outcome, KeyboardInterrupt)]
+    assert 1 <= len(ended) <= 4  # callers that scored the bad row beside theirs
+    assert [outcome for outcome in outcomes if outcome not in ended] == [
+        len(reply)
+        for reply, outcome in zip(("first", "a", "bad", "cc", "ddd"), outcomes, strict=True)
+        if outcome not in ended
+    ]
+
+
+def test_calls_of_a_relative_scorer_are_not_merged():
+    scorer = Turns(3, relative=True)
+    assert scorer.score_all("first", "a", "bb", "ccc") == [5, 1, 2, 3]
+    assert [len(call) for call in scorer.calls] == [1] * 4
+
+
+def test_a_merged_call_has_about_as_many_tokens_as_a_batch():
+    scorer = Turns(6, max_num_batched_tokens=10)
+    replies = [letter * 14 for letter in "abcdef"]
+    assert scorer.score_all("first", *replies) == [5] + [14] * 6
+    assert [len(call) for call in scorer.calls] == [1, 2, 2, 2]
+
+
+def test_models_on_one_device_take_turns():
+    made = Provenance("model", "m", device="cuda:0")
+    first, second, other = (
+        serial_calls(Turns(0, executor=None, provenance=each)) for each in (made, made, replace(made, device="cuda:1"))
+    )
+    assert first._lock is second._lock
+    assert first._lock is not other._lock
 
 
 # --- coroutines that wait for their turn

@@ -1,10 +1,17 @@
 """Weighted sums and ensembles: arithmetic, names of components, and missing scores."""
 
+import asyncio
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
+from gym_rm.scorer import CALLS_THAT_WAIT, max_concurrent_calls
 from gym_rm.scorers.combined import EnsembleScorer
 from gym_rm.scorers.weighted import WeightedScorer
 from gym_rm.testing import check_scorer
@@ -122,6 +129,38 @@ def test_ensemble_reductions(options, expected):
     assert scores.rewards.tolist() == expected
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
     assert scores.infos["disagreement"].tolist() == [0.5, 1.5, 0.0, 2.5]
+
+
+def test_calls_of_several_threads_reach_scorers_that_accept_them_and_one_at_a_time_the_others():
+    meeting, at_work = threading.Barrier(4, timeout=60), threading.Lock()
+
+    async def judge(conversations):
+        await asyncio.to_thread(meeting.wait)
+        return length(conversations)
+
+    def alone(conversations):
+        assert at_work.acquire(blocking=False)
+        time.sleep(0.01)
+        at_work.release()
+        return vowels(conversations)
+
+    scorer = WeightedScorer({"judge": judge, "alone": alone})
+    assert max_concurrent_calls(scorer) == CALLS_THAT_WAIT
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda each: scorer.score([each]).rewards.tolist(), CONVERSATIONS))
+    assert found == [[5.0], [7.0], [0.0], [13.0]]
+
+
+def test_a_combined_scorer_accepts_as_many_calls_as_any_of_its_scorers(tmp_path):
+    model = str(tiny_models.save_reward_model(tmp_path))
+    assert max_concurrent_calls(EnsembleScorer([model])) == 0
+    assert max_concurrent_calls(EnsembleScorer([model, length])) == 1
+
+
+def test_a_copy_by_pickling_takes_turns_of_its_own():
+    copy = pickle.loads(pickle.dumps(WeightedScorer({"a": length})))
+    assert copy.score(CONVERSATIONS).rewards.tolist() == [3, 5, 0, 9]
+    assert copy._serial["a"].scorer is copy.scorers["a"]
 
 
 class Simulator:

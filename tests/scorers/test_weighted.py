@@ -9,6 +9,7 @@ import pytest
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, ScoringError, WeightedScorer
+from gym_rm.scorer import route_of
 from gym_rm.testing import check_scorer
 from tests.scorers.test_combined import length, right, said
 
@@ -118,6 +119,13 @@ def test_a_gate_has_a_threshold_and_a_value():
 def test_invalid_gates_and_routes_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         routed(**settings)
+
+
+def test_the_route_of_a_row_is_the_key_of_its_scorers():
+    scorer = routed(routes={"math": ["right"], "*": ["length"]})
+    assert [route_of(scorer, each) for each in (row("math"), row("poem"), row(None), None)] == ["math", "*", "*", "*"]
+    assert route_of(WeightedScorer([length]), row("math")) == "*"
+    assert route_of(scorer.scorers["right"], row("math")) is None
 
 
 def test_scorers_wait_at_the_same_time():

@@ -16,6 +16,7 @@ COMMON_ROLES = frozenset({"system", "user", "assistant"})
 KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+CHARACTERS_PER_TOKEN = 3  # or a little more, so that a chunk of text is one batch
 TOOLS_ROLE = "<tools>"  # no message of a user can have this role, which is not a word
 
 

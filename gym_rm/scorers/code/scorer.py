@@ -11,6 +11,7 @@ from gym_rm.checks import boolean, finite, one_of, positive
 from gym_rm.engine.text.judged import Judged
 from gym_rm.errors import ConfigError, brief
 from gym_rm.sandbox.sandbox import Sandbox
+from gym_rm.scorer import CALLS_THAT_WAIT
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
 from gym_rm.scorers.code.row_cases import TestsError
@@ -69,6 +70,7 @@ class CodeScorer(ReplyScorer):
     """
 
     model = "tests"
+    max_concurrent_calls = CALLS_THAT_WAIT
 
     def __init__(
         self,

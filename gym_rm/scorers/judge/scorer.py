@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import LAST_TOKENS, LocalChatOptions, chat_options, open_chat_model_of
-from gym_rm.scorer import NeverCopied
+from gym_rm.scorer import NeverCopied, max_concurrent_calls
 from gym_rm.scorers.judge.asking import ask
 from gym_rm.scorers.judge.modes import MODES
 from gym_rm.scorers.judge.options import JudgeOptions, Mode
@@ -118,6 +118,11 @@ class JudgeScorer(NeverCopied):
     def relative(self) -> bool:
         """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
         return self.mode.relative
+
+    @property
+    def max_concurrent_calls(self) -> int:
+        """That of the chat model; see `gym_rm.scorer.max_concurrent_calls`."""
+        return max_concurrent_calls(self.model)
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.

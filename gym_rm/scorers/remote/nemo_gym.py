@@ -18,7 +18,7 @@ from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
 from gym_rm.plain_values import to_plain
-from gym_rm.scorer import NeverCopied, check_rows
+from gym_rm.scorer import CALLS_THAT_WAIT, NeverCopied, check_rows
 from gym_rm.scorers.remote.options import ConnectionOptions
 from gym_rm.scorers.remote.protocols import failed_row, to_json
 from gym_rm.scores import Scores
@@ -44,6 +44,8 @@ class NemoGymScorer(NeverCopied):
         >>> scorer = NemoGymScorer("http://127.0.0.1:12000")  # doctest: +SKIP
         >>> scorer.score(conversations, prompts).rewards  # doctest: +SKIP
     """
+
+    max_concurrent_calls = CALLS_THAT_WAIT
 
     def __init__(self, url: str, **options: Any) -> None:
         chosen = parse_settings(ConnectionOptions, options)

@@ -20,7 +20,7 @@ from gym_rm.errors import ConfigError, ConversationError, RemoteError, RowError,
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
 from gym_rm.http_client.responses import FailedAttempt, InvalidReply, NoSuchRoute, Refused, parse_body
-from gym_rm.scorer import NeverCopied
+from gym_rm.scorer import CALLS_THAT_WAIT, NeverCopied
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
     ClassifyProtocol,
@@ -66,6 +66,8 @@ class RemoteScorer(NeverCopied):
         >>> scorer = RemoteScorer("http://127.0.0.1:8000", key="env:REWARD_KEY")  # doctest: +SKIP
         >>> scorer.score(conversations).rewards  # doctest: +SKIP
     """
+
+    max_concurrent_calls = CALLS_THAT_WAIT
 
     def __init__(self, path: str | Sequence[str], **options: Any) -> None:
         chosen, judged = divide_settings(options, RemoteOptions, JudgedOptions, owner="a scorer at a URL")
