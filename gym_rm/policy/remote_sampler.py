@@ -177,7 +177,7 @@ class RemoteSampler:
         self._loaded_again = True
         raise RemoteError(f"{difference}; it has loaded them again, so sample again.")
 
-    async def _prepare(self, folder: str | None, *, calibrate: bool) -> None:
+    async def _prepare(self, folder: str, *, calibrate: bool) -> None:
         """Require the weights in a folder, and find out how exact the server is, before the first completion."""
         await self._require_weights(folder)
         if calibrate and self._tolerance is None:
@@ -235,9 +235,9 @@ class RemoteSampler:
             )
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
-    async def _require_weights(self, folder: str | None) -> None:
-        """Raise RemoteError if the server tells another version of its weights than this one; None for any."""
-        if folder is not None and (told := await self._weight_version(self._deadline())) != folder:
+    async def _require_weights(self, folder: str) -> None:
+        """Raise RemoteError if the server tells another version of its weights than this folder; "" for any."""
+        if folder and (told := await self._weight_version(self._deadline())) != folder:
             raise RemoteError(
                 f"{self.url} has weights of version {told!r} instead of {folder!r}: it was restarted, or another run "
                 "uses it too."
@@ -304,7 +304,7 @@ class RemoteStream:
         self._ended: dict[int, _Request] = {}  # of the open ones; the event loop adds to it
         self._changed = threading.Condition()
         self._compared: list[tuple[TokenIds, Completion]] = []  # those that ended first
-        self._folder: str | None = None  # of the weights
+        self._version, self._folder = 0, ""  # of the weights; no folder for those that the server began with
 
     @property
     def num_open(self) -> int:
@@ -321,7 +321,8 @@ class RemoteStream:
         require_new(keys, self._open)
         sampler, rows = self._sampler, list(zip(keys, prompts, seeds, strict=True))
         if rows and not self._open:
-            self._compared, self._folder = [], None if sampler.version is None else str(sampler._current)
+            self._compared, self._version = [], sampler.version or 0
+            self._folder = "" if sampler.version is None else str(sampler._current)
             sampler._client.run(sampler._prepare(self._folder, calibrate=self._calibrate))
         for key, prompt, seed in rows:
             request = sampler._client.submit(sampler._complete(key, prompt, int(seed)))
@@ -349,8 +350,8 @@ class RemoteStream:
                 [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
             )
             completions = {
-                key: Completion(*each, text, self._sampler.version or 0)
-                for key, each, text in zip(ended, sampled, texts, strict=True)
+                key: Completion(*values, text, self._version)
+                for key, values, text in zip(ended, sampled, texts, strict=True)
             }
             of_prompts = [(self._open[key][0], completion) for key, completion in completions.items()]
             compared = [*self._compared, *of_prompts][:COMPARED]
