@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.remote_sampler import RemoteSampler
 from gym_rm.policy.samplers import make_sampler
@@ -110,6 +110,19 @@ def test_a_completion_depends_on_its_seed_and_not_on_the_others(trainer):
     assert run.largest_error(whole) < 1e-4
 
 
+def test_a_stream_hands_the_same_completions_over_as_they_end(trainer):
+    run = trainer()
+    expected = run.sample()
+    stream, completions = run.sampler.stream(), {}
+    for row, (prompt, seed) in enumerate(zip(run.prompts, run.seeds, strict=True)):
+        stream.add([row], [prompt], seeds=[seed])
+        completions |= stream.take(timeout=0.0)
+    while stream.num_open:
+        completions |= stream.take()
+    assert list(completions) != sorted(completions), "some end before others that were begun earlier"
+    assert of([completions[row] for row in range(len(expected))]) == of(expected)
+
+
 def test_ends_are_those_of_the_policy(trainer):
     run = trainer("sampling.max_new_tokens=5", "sampling.temperature=1.5")
     completions = run.sample()
@@ -120,7 +133,7 @@ def test_ends_are_those_of_the_policy(trainer):
         assert each.finished or len(each.token_ids) == 5
 
 
-def test_weights_that_something_else_loaded_are_noticed_and_replaced(trainer, chat_server, caplog):
+def test_weights_that_something_else_loaded_are_noticed_and_replaced(trainer, chat_server):
     run = trainer()
     run.learn()
     run.update()
@@ -131,13 +144,16 @@ def test_weights_that_something_else_loaded_are_noticed_and_replaced(trainer, ch
         {"method": "reload_weights", "kwargs": {"weights_path": str(chat_server.folder)}},
     )
     post(chat_server, "/reset_prefix_cache", {})
+    with pytest.raises(RemoteError, match="has other log-probabilities than the trainer for weights of version 1"):
+        run.sample()
     assert of(run.sample()) == expected
-    assert "has other log-probabilities than the trainer for weights of version 1" in caplog.text
 
 
 def test_log_probabilities_at_another_temperature_are_an_error(trainer):
     run = trainer()
     run.sampler.temperature = 1.7
+    with pytest.raises(RemoteError, match="it has loaded them again"):
+        run.sample()
     with pytest.raises(ConfigError, match=r"has other log-probabilities .* --logprobs-mode"):
         run.sample()
 
