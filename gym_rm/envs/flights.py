@@ -137,6 +137,7 @@ class FlightControl(NeverCopied):
         """
         size = self._settings.group_size if self._settings.group_size > 1 else self._num_envs
         routes: dict[Hashable, dict[int, Reply]] = {}
+        route: Hashable
         for row, reply in replies.items():
             route = row // size if self._relative else route_of(self._scorer, episodes[row].prompt)
             routes.setdefault(route, {})[row] = reply

@@ -215,8 +215,8 @@ class GRPOSettings(Config):
             )
         if self.sampling.steps_ahead and (self.loss.importance_cap is None or self.env.sleep):
             raise ValueError(
-                f"sampling.steps_ahead={self.sampling.steps_ahead} scores replies of older weights during the update: it "
-                "needs loss.importance_cap, and a reward model that is awake; got loss.importance_cap="
+                f"sampling.steps_ahead={self.sampling.steps_ahead} scores replies of older weights during the update: "
+                "it needs loss.importance_cap, and a reward model that is awake; got loss.importance_cap="
                 f"{self.loss.importance_cap} and env.sleep={self.env.sleep}"
             )
         if self.env.tools and self.env.max_turns == 1:

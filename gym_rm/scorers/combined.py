@@ -17,6 +17,7 @@ import numpy as np
 from gym_rm.checks import describe, finite, one_of
 from gym_rm.errors import ConfigError, RowError, brief, logger
 from gym_rm.scorer import (
+    CALLS_THAT_WAIT,
     NeverCopied,
     Scorer,
     ScorerLike,
@@ -179,8 +180,8 @@ class CombinedScorer(NeverCopied, abc.ABC):
 
     @property
     def max_concurrent_calls(self) -> int:
-        """The most of any scorer, see `gym_rm.scorer.max_concurrent_calls`; the others are called one at a time."""
-        return max(map(max_concurrent_calls, self.scorers.values()))
+        """0 if it is so for all scorers, else many: one that takes a call at a time has it here too."""
+        return CALLS_THAT_WAIT if any(map(max_concurrent_calls, self.scorers.values())) else 0
 
     @property
     def respond(self) -> Any:

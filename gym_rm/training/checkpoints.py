@@ -167,8 +167,9 @@ def checkpoint_to_resume(run: Path, settings: Mapping[str, Any], *, num_steps: i
         found = _digests(folder)
         if changed := [name for name in written if found.get(name) != written[name]]:
             raise ValueError(f"not as it was written: {', '.join(changed)}")
-        tensors = {name.removesuffix(".safetensors"): load_file(folder / name) for name in written}
-        checkpoint = Checkpoint(tensors=tensors.pop("others", {}), **tensors, **values)
+        tensors = {name: load_file(folder / name) for name in written}
+        others = tensors.pop(OTHERS, {})
+        checkpoint = Checkpoint(model=tensors[MODEL], optimizer=tensors[OPTIMIZER], tensors=others, **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
             f"the checkpoint {str(folder)!r} cannot be read ({type(error).__name__}: {error}); remove this folder "
