@@ -154,7 +154,7 @@ def test_calls_of_several_threads_reach_scorers_that_accept_them_and_one_at_a_ti
 def test_a_combined_scorer_accepts_as_many_calls_as_any_of_its_scorers(tmp_path):
     model = str(tiny_models.save_reward_model(tmp_path))
     assert max_concurrent_calls(EnsembleScorer([model])) == 0
-    assert max_concurrent_calls(EnsembleScorer([model, length])) == 1
+    assert max_concurrent_calls(EnsembleScorer([model, length])) == CALLS_THAT_WAIT
 
 
 def test_a_copy_by_pickling_takes_turns_of_its_own():
