@@ -102,8 +102,10 @@ class RemoteScorer(NeverCopied):
     @property
     def provenance(self) -> Provenance:
         """The server's provenance, with its URL."""
-        served = self._known()
-        made, renderer = served.provenance, self._protocol.renderer
+        return self._with_url(self._known().provenance)
+
+    def _with_url(self, made: Provenance) -> Provenance:
+        served, renderer = self._known(), self._protocol.renderer
         url = self.urls[0] if len(self.urls) == 1 else list(self.urls)
         settings = {**made.settings, "url": url, "protocol": served.protocol, "server_scorer": made.scorer}
         if served.protocol != "gym_rm":
@@ -136,7 +138,8 @@ class RemoteScorer(NeverCopied):
             except ConversationError as error:
                 rows.append(error)
         scores = complete(self._client.run(self._score(rows, turns)))
-        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
+        made = scores.provenance or self._known().provenance  # not that of a call beside it, of newer weights
+        return dataclasses.replace(scores, provenance=self._with_url(made)).raise_for_errors()
 
     def sleep(self) -> None:
         """Do nothing: the server manages its own device."""
@@ -255,7 +258,7 @@ class RemoteScorer(NeverCopied):
             if seen:
                 self._note(seen[-1])
             if len(made) <= 1:
-                return _in_order([*failed, *parts])
+                return dataclasses.replace(_in_order([*failed, *parts]), provenance=seen[-1] if seen else None)
         raise RemoteError(
             f"{', '.join(self.urls)} gave scores of different models in one call: {sorted(map(str, made))}; wait "
             "until all servers have the same one."

@@ -287,6 +287,26 @@ def test_a_call_during_a_change_of_the_model_has_scores_of_one_model(app, url):
     assert scores.provenance.revision == "sha256:2"
 
 
+def test_the_provenance_is_that_of_the_call_and_not_of_one_beside_it(app, url):
+    with scorer_at(url) as scorer:
+        run = scorer._client.run
+
+        def beside(coroutine):
+            scores, scorer._client.run = run(coroutine), run
+            app.provenance = {**app.provenance, "revision": "sha256:2"}
+            assert scorer.score(conversations(1)).provenance.revision == "sha256:2"
+            return scores
+
+        scorer._client.run = beside
+        assert scorer.score(conversations(1)).provenance.revision == "sha256:1"
+
+
+def test_concurrent_calls_get_their_own_scores(app, url):
+    with scorer_at(url) as scorer, ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(lambda each: scorer.score([each]).rewards[0], conversations(64)))
+    assert found == [reward_of(each) for each in conversations(64)]
+
+
 def test_no_score_is_lost_while_servers_are_killed_and_restarted():
     """The test holds the ports, so a server that is started again gets its own."""
     listeners = [bound(), bound()]
