@@ -33,7 +33,7 @@ def uninterrupted(tmp_path_factory):
     ("owner", "name", "call"),
     [
         (Learner, "optimizer_step", 3),
-        pytest.param(LocalSampler, "sample", 5, marks=pytest.mark.slow),
+        pytest.param(LocalSampler, "stream", 5, marks=pytest.mark.slow),
         pytest.param(learner, "save_policy", 1, marks=pytest.mark.slow),  # while the best policy is written
     ],
 )
@@ -89,15 +89,15 @@ def test_a_signal_saves_and_a_finished_run_is_not_trained_again(tmp_path, monkey
 
 
 def losing_the_server(monkeypatch, at_calls, error=RemoteError):
-    """Let these calls of the sampler fail, as if a server were lost."""
-    sample, calls = LocalSampler.sample, itertools.count(1)
+    """Let these streams of the sampler fail, as if a server were lost."""
+    stream, calls = LocalSampler.stream, itertools.count(1)
 
-    def lost(self, prompts, *, seeds):
+    def lost(self, **options):
         if next(calls) in at_calls:
             raise error("no answer")
-        return sample(self, prompts, seeds=seeds)
+        return stream(self, **options)
 
-    monkeypatch.setattr(LocalSampler, "sample", lost)
+    monkeypatch.setattr(LocalSampler, "stream", lost)
     monkeypatch.setattr(grpo, "SECONDS_BETWEEN_CALLS", 0.01)
 
 
