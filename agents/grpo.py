@@ -74,9 +74,10 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
     batch.begin(*envs.reset(options={"prompt_indices": batch.prompt_indices}))
     with contextlib.closing(sampler.stream()) as stream:
         while batch.playing.any():
-            rows, prompts, seeds = batch.requests()
-            stream.add(rows, prompts, seeds=seeds)
             scoring = envs.in_flight.any()
+            if not stream.in_waves or not (scoring or stream.num_open):  # a wave is the next turn of all
+                rows, prompts, seeds = batch.requests()
+                stream.add(rows, prompts, seeds=seeds)
             with timer.measure("generate", hides="score" if scoring else None):
                 completions = stream.take(timeout=SECONDS_BETWEEN_LOOKS if scoring else None)
             with timer.measure("score"):

@@ -42,7 +42,13 @@ class CompletionStream(Protocol):
     """Completions that are handed over as they end, in any order. The weights must stay while some are open.
 
     An error in `add` or `take` closes the stream. A closed stream has nothing open, and may be used again.
+
+    Attributes:
+        in_waves: whether completions have the same bits only beside the same others: then a run that is to be repeated
+            begins all that belong together in one `add`, while none is open.
     """
+
+    in_waves: bool
 
     @property
     def num_open(self) -> int:

@@ -254,6 +254,8 @@ class LocalStream:
         deadline: see `LocalSampler.sample`.
     """
 
+    in_waves = True  # products of other sizes round differently
+
     def __init__(self, sampler: LocalSampler, deadline: float = math.inf) -> None:
         self._sampler, self._deadline = sampler, deadline
         self._open: dict[int, tuple[TokenIds, int]] = {}

@@ -298,6 +298,8 @@ class RemoteStream:
         calibrate: whether to compare log-probabilities.
     """
 
+    in_waves = False  # what the server computes together is not known anyway
+
     def __init__(self, sampler: RemoteSampler, *, calibrate: bool) -> None:
         self._sampler, self._calibrate = sampler, calibrate
         self._open: dict[int, tuple[TokenIds, _Request]] = {}

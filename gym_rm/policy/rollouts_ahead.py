@@ -133,6 +133,7 @@ def completions_of(tensors: Mapping[str, Tensor], tokenizer: Any) -> dict[int, C
 class _KeptStream:
     def __init__(self, stream: CompletionStream, kept: dict[int, Completion]) -> None:
         self._stream, self._kept = stream, kept
+        self.in_waves = stream.in_waves
         self._seeds: dict[int, int] = {}
         self._ready: dict[int, Completion] = {}
 
