@@ -187,8 +187,9 @@ class IgnoredSeed(RewardVectorEnv):
 class ChangedStep(RewardVectorEnv):
     """Environment that changes the return values of a valid step."""
 
-    def step(self, actions):
-        return self.change(*super().step(actions))
+    def next_recv(self, state, flights):
+        state, step = super().next_recv(state, flights)
+        return state, self.change(*step)
 
 
 class SinglePrecision(ChangedStep):
@@ -217,9 +218,27 @@ class RewardForReset(ChangedStep):
         return observations, rewards + 1.0, terminations, truncations, infos
 
 
+class DoubleReward(ChangedStep):
+    def change(self, observations, rewards, terminations, truncations, infos):
+        return observations, rewards * 2, terminations, truncations, infos
+
+
 class UncheckedReplies(RewardVectorEnv):
     def _check_replies(self, rows, actions):
         return super()._check_replies(rows, [str(action) for action in actions])
+
+
+class LateReward(RewardVectorEnv):
+    """Environment whose rewards depend on what is received together."""
+
+    def recv(self, min_rows=1, timeout=None):
+        observations, rewards, *rest = super().recv(min_rows, timeout)
+        return observations, rewards * rest[-1]["rows"].mean(), *rest
+
+
+class NoCancel(RewardVectorEnv):
+    def cancel(self):
+        pass
 
 
 class IgnoredMask(RewardVectorEnv):
@@ -238,6 +257,8 @@ class IgnoredMask(RewardVectorEnv):
         (RewardForReset, "NextStep", "NEXT_STEP: resetting rows must have reward 0"),
         (UncheckedReplies, "SameStep", "the reply None was accepted"),
         (IgnoredMask, "SameStep", "a partial reset"),
+        (LateReward, "SameStep", "step 0 of row . differs when it is sent and received"),
+        (NoCancel, "Disabled", r"cancel\(\) must take back"),
     ],
 )
 def test_a_broken_vector_environment_raises_assertion_error(kind, mode, message):
@@ -246,14 +267,12 @@ def test_a_broken_vector_environment_raises_assertion_error(kind, mode, message)
 
 
 def test_a_vector_environment_that_differs_from_its_single_environment_raises(monkeypatch):
-    gym.register(
-        "Test/RewardForReset-v0", entry_point="gym_rm.envs.single:RewardEnv", vector_entry_point=RewardForReset
-    )
+    gym.register("Test/DoubleReward-v0", entry_point="gym_rm.envs.single:RewardEnv", vector_entry_point=DoubleReward)
     try:
         with pytest.raises(AssertionError, match="differs from SyncVectorEnv"):
-            check_vector_env("Test/RewardForReset-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)
+            check_vector_env("Test/DoubleReward-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)
     finally:
-        gym.registry.pop("Test/RewardForReset-v0")
+        gym.registry.pop("Test/DoubleReward-v0")
 
 
 def test_a_single_environment_raises_assertion_error():

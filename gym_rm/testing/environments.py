@@ -13,8 +13,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from gym_rm.envs.infos import infos_of_row
+from gym_rm.envs.numeric_views import TokenLevel
 from gym_rm.envs.spaces import ReplySpace
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ActionError
+from gym_rm.scorer import is_relative
+from gym_rm.scores import ScoringError
 
 Envs: TypeAlias = VectorEnv[Any, Any, Any]
 Step: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -25,8 +30,10 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
 
     Checks spaces, shapes, dtypes, the format of `infos`, seeding, partial resets, and the rules of each autoreset
     mode. Text environments must raise ActionError for invalid replies, and accept messages. Those with tools are also
-    stepped with calls of their tools, which must be answered unless the episode ends. An environment made from an id is
-    also compared with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
+    stepped with calls of their tools, which must be answered unless the episode ends. Rows that are sent and received
+    in a random order must be played as by `step`, with the same bits; groups are sent whole, and rows without a score
+    are sent again. An environment made from an id is also compared with `SyncVectorEnv` over the single environment of
+    that id, with a tolerance of 1e-5.
 
     Args:
         envs: an environment, which is reset and stepped; or an id, which is made with `options` and closed.
@@ -61,6 +68,11 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
     _check_partial_reset(envs, seed)
     if isinstance(envs.single_action_space, ReplySpace):
         _check_replies(envs, seed)
+    if isinstance(envs, TokenLevel):
+        _expect(ActionError, "send() of tokens", envs.send, envs.action_space.sample())
+    elif isinstance(envs, RewardVectorEnv):
+        _check_flights(envs, mode, seed, num_steps)
+        _check_refused_flights(envs, seed)
     envs.reset(seed=seed)
 
 
@@ -190,6 +202,96 @@ def _check_calls(envs: Envs, tools: Sequence[str], seed: int) -> None:
             expected = [("tool", call["id"]) for call in calls]
             assert found == expected, f"every call must have a result, expected {expected}, got {found}."
             assert infos["tool_calls"][row] == len(calls), f"infos['tool_calls'] of row {row} must be {len(calls)}."
+
+
+def _check_flights(envs: RewardVectorEnv, mode: AutoresetMode, seed: int, num_steps: int) -> None:
+    """Check that rows get from `send` and `recv`, in any order, what `step` returns for them."""
+    envs.action_space.seed(seed)
+    actions = [[*iterate(envs.action_space, envs.action_space.sample())] for _ in range(num_steps)]
+    group_size = envs.num_envs if is_relative(envs.scorer) and envs.group_size == 1 else envs.group_size
+    random, shape = np.random.default_rng(seed), (-1, group_size)
+
+    def restart(over: NDArray[np.bool_]) -> list[Any]:
+        if mode is not AutoresetMode.DISABLED or not over.any():
+            return [None] * envs.num_envs
+        shown = _by_row(envs, envs.reset(options={"reset_mask": over}))
+        return [each if was_over else None for each, was_over in zip(shown, over, strict=True)]
+
+    envs.reset(seed=seed)
+    over = np.zeros(envs.num_envs, dtype=np.bool_)
+    expected = []
+    for replies in actions:
+        restarted, step = restart(over), envs.step(replies)
+        expected.append([*zip(restarted, _by_row(envs, step), strict=True)])
+        over = step[2] | step[3]
+
+    envs.reset(seed=seed)
+    over, turns = np.zeros_like(over), np.zeros(envs.num_envs, dtype=np.int64)
+    while turns.min() < num_steps:
+        flying = envs.in_flight
+        turn = turns.reshape(shape).min(axis=1)
+        free = np.flatnonzero((turn < num_steps) & ~flying.reshape(shape).any(axis=1))  # groups
+        if len(free) and (not flying.any() or random.random() < 0.5):
+            chosen = np.isin(np.arange(len(turn)), random.choice(free, random.integers(1, len(free) + 1)))
+            rows = np.repeat(chosen, group_size) & (turns == np.repeat(turn, group_size))  # behind after a failure
+            restarted = [new if rows[row] else restarted[row] for row, new in enumerate(restart(over & rows))]
+            envs.send([actions[turn % num_steps][row] for row, turn in enumerate(turns)], rows=rows)
+            assert np.array_equal(envs.in_flight, flying | rows), f"send(rows={rows}) has sent other rows."
+            continue
+        limits = {"timeout": 0} if random.random() < 0.3 else {"min_rows": random.integers(1, flying.sum() + 1)}
+        failed: list[int] = []
+        try:
+            step = envs.recv(**limits)
+        except ScoringError as error:
+            failed += error.rows
+        if failed:
+            assert not envs.in_flight[failed].any(), f"rows without a score must be out of flight, got {failed}."
+            continue
+        received = step[4].pop("rows")
+        assert step[4].pop("_rows").all(), "infos['rows'] must have a value for every row."
+        assert np.array_equal(received ^ envs.in_flight, flying), f"infos['rows'] {received} do not say what has come."
+        _check_step(envs, mode, step, over & received)
+        for row, found in enumerate(_by_row(envs, step)):
+            if received[row]:
+                result, plain = (restarted[row], found), expected[turns[row]][row]
+                assert data_equivalence(result, plain, exact=True), (
+                    f"step {turns[row]} of row {row} differs when it is sent and received:\n{result}\n{plain}"
+                )
+            else:
+                assert not any(found[1:]), f"row {row} was not received, but has results: {found[1:]}"
+        over = np.where(received, step[2] | step[3], over)
+        turns += received
+
+
+def _check_refused_flights(envs: RewardVectorEnv, seed: int) -> None:
+    """Check that mistakes with `send` and `recv` raise errors and change nothing, as a send that is cancelled."""
+    actions, mask = envs.action_space.sample(), np.ones(envs.num_envs, dtype=np.bool_)
+    envs.reset(seed=seed)
+    expected = envs.step(actions)
+    envs.reset(seed=seed)
+    _expect(ActionError, "recv() with nothing in flight", envs.recv)
+    for rows in (mask.tolist(), mask.astype(np.int64), mask[1:], np.append(mask, True)):
+        _expect((TypeError, ValueError), f"send(rows={rows!r})", envs.send, actions, rows=rows)
+    assert not envs.in_flight.any(), "a send() that raises must not send anything."
+    envs.send(actions)
+    for name, call in {"send": envs.send, "step": envs.step}.items():
+        _expect(ActionError, f"{name}() of rows in flight", call, actions)
+    _expect(ActionError, "reset() of rows in flight", envs.reset)
+    _expect(ValueError, "recv(min_rows=0)", envs.recv, 0)
+    _expect(ActionError, "recv() of more rows than are in flight", envs.recv, envs.num_envs + 1)
+    assert envs.in_flight.all(), "calls that raise must leave what is in flight."
+    envs.cancel()
+    assert not envs.in_flight.any(), "cancel() must take back what is in flight."
+    assert data_equivalence(envs.step(actions), expected), "cancel() must leave the environment as before send()."
+
+
+def _by_row(envs: Envs, result: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return what a step or a reset returned for each row."""
+    observations, *columns, infos = result
+    shown = iterate(envs.observation_space, observations)
+    return [
+        (each, *(column[row].item() for column in columns), infos_of_row(infos, row)) for row, each in enumerate(shown)
+    ]
 
 
 def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:
