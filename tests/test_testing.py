@@ -257,7 +257,7 @@ class IgnoredMask(RewardVectorEnv):
         (RewardForReset, "NextStep", "NEXT_STEP: resetting rows must have reward 0"),
         (UncheckedReplies, "SameStep", "the reply None was accepted"),
         (IgnoredMask, "SameStep", "a partial reset"),
-        (LateReward, "SameStep", "step 0 of row . differs when it is sent and received"),
+        (LateReward, "SameStep", "step . of row . differs when it is sent and received"),
         (NoCancel, "Disabled", r"cancel\(\) must take back"),
     ],
 )
