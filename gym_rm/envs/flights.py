@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -20,7 +21,6 @@ from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.tools.toolbox import Reply, Toolbox
 from gym_rm.errors import ActionError, brief, logger, warn_once
 from gym_rm.scorer import (
-    NeverCopied,
     Scorer,
     is_relative,
     lock_open_after_fork,
@@ -54,8 +54,12 @@ class Outcome:
     calls: Mapping[int, tuple[int, int]]
 
 
+_alone: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
+"""Locks of the scorers that take one call at a time, by their id: several environments may have the same."""
+
+
 @dataclass(frozen=True, eq=False)
-class Flight(NeverCopied):
+class Flight:
     """Rows that are scored together, with other flights that come at the same time.
 
     Attributes:
@@ -88,6 +92,10 @@ class Flight(NeverCopied):
         flight.future.set_result(Outcome({}, Scores.from_rewards([]), (), {}))
         return flight
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Flight:
+        """Return what a copy of the environment has in flight, which it plays itself unless there is an outcome."""
+        return self if self.future.done() else replace(self, future=Future())
+
     def without(self, rows: Collection[int]) -> Flight:
         """Return the flight without some rows, which shares the outcome."""
         return replace(self, rows=tuple(row for row in self.rows if row not in rows))
@@ -98,7 +106,7 @@ class Flight(NeverCopied):
         return sum(len(each["content"]) for said in self.said.values() for each in said) // CHARACTERS_PER_TOKEN
 
 
-class FlightControl(NeverCopied):
+class FlightControl:
     """Scores what is in flight and asks for the next turns: in this thread, or in threads of its own.
 
     It does not know the state of the environment, whose rows are its only names for conversations.
@@ -117,7 +125,8 @@ class FlightControl(NeverCopied):
         self._relative = is_relative(scorer)
         self._max_calls = max_concurrent_calls(scorer)
         # A step in the thread of the caller, beside what was sent, must not call such a scorer twice at a time.
-        self._alone = lock_open_after_fork() if self._max_calls < 2 else nullcontext()
+        few = self._max_calls < 2
+        self._alone = _alone.setdefault(id(scorer), lock_open_after_fork()) if few else nullcontext()
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
         self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
 
@@ -274,7 +283,8 @@ class FlightControl(NeverCopied):
         toolbox = self._toolbox
         calling = [toolbox is not None and replies[row].num_calls > 0 for row in rows]
         own = [episodes[row] for row in rows]
-        found = self._user.next_turns(rows, own, [said[row] for row in rows], scores, calling)
+        with self._alone:
+            found = self._user.next_turns(rows, own, [said[row] for row in rows], scores, calling)
         turns = dict(zip(rows, found, strict=True))
         if toolbox is None:
             return turns, {}
@@ -294,36 +304,38 @@ class FlightControl(NeverCopied):
         try:
             with call_id("step"):
                 outcome = self.play(flights, whole=False)
-        except Exception as error:
+        except BaseException as error:
+            if not (self._max_calls or isinstance(error, Exception)):
+                raise  # Ctrl-C in the thread of the caller
+            for flight in flights if len(flights) > 1 else ():
+                self._answer([flight])
+            if not isinstance(error, Exception):  # such as SystemExit, which would end the thread
+                failure = RuntimeError(f"the scorer, the responder or a tool raised {brief(error)}")
+                failure.__cause__, error = error, failure
             if len(flights) == 1:
                 flights[0].future.set_exception(error)
-            else:
-                for flight in flights:
-                    self._answer([flight])
         else:
             for flight in flights:
                 flight.future.set_result(outcome)
-
-    def _answer_in_thread(self, flights: Sequence[Flight]) -> None:
-        try:
-            self._answer(flights)
-        except BaseException as error:  # SystemExit, which would end the thread
-            for flight in flights:
-                if not flight.future.done():
-                    flight.future.set_exception(
-                        RuntimeError(f"the scorer, the responder or a tool raised {brief(error)}")
-                    )
 
     def _threads_of(self, route: Hashable) -> MergedCalls[Flight]:
         key = None if self._relative else route
         if key not in self._threads:
             tokens = getattr(self._scorer, "max_num_batched_tokens", None) or CALL_TOKENS
-            self._threads[key] = MergedCalls(
-                self._answer_in_thread,
+            own = weakref.ref(self)  # the threads end with an environment that is not closed
+
+            def answer(flights: Sequence[Flight]) -> None:
+                if (control := own()) is not None:
+                    control._answer(flights)
+
+            threads: MergedCalls[Flight] = MergedCalls(
+                answer,
                 size_of=lambda flight: flight.size,
                 max_size=tokens,
                 max_wait=0.005,
                 max_calls=self._max_calls,
-                name="gym_rm step",
+                name="environment",
             )
+            self._threads[key] = threads
+            weakref.finalize(self, threads.close, wait=False)
         return self._threads[key]
