@@ -214,8 +214,8 @@ def _check_flights(envs: RewardVectorEnv, mode: AutoresetMode, seed: int, num_st
     def restart(over: NDArray[np.bool_]) -> list[Any]:
         if mode is not AutoresetMode.DISABLED or not over.any():
             return [None] * envs.num_envs
-        shown = _by_row(envs, envs.reset(options={"reset_mask": over}))
-        return [each if was_over else None for each, was_over in zip(shown, over, strict=True)]
+        began = _by_row(envs, envs.reset(options={"reset_mask": over}))
+        return [each if was_over else None for each, was_over in zip(began, over, strict=True)]
 
     envs.reset(seed=seed)
     over = np.zeros(envs.num_envs, dtype=np.bool_)
@@ -227,6 +227,7 @@ def _check_flights(envs: RewardVectorEnv, mode: AutoresetMode, seed: int, num_st
 
     envs.reset(seed=seed)
     over, turns = np.zeros_like(over), np.zeros(envs.num_envs, dtype=np.int64)
+    shown: list[Any] = [None] * envs.num_envs  # what a reset before the next step has returned
     while turns.min() < num_steps:
         flying = envs.in_flight
         turn = turns.reshape(shape).min(axis=1)
@@ -234,7 +235,8 @@ def _check_flights(envs: RewardVectorEnv, mode: AutoresetMode, seed: int, num_st
         if len(free) and (not flying.any() or random.random() < 0.5):
             chosen = np.isin(np.arange(len(turn)), random.choice(free, random.integers(1, len(free) + 1)))
             rows = np.repeat(chosen, group_size) & (turns == np.repeat(turn, group_size))  # behind after a failure
-            restarted = [new if rows[row] else restarted[row] for row, new in enumerate(restart(over & rows))]
+            shown = [new or old for new, old in zip(restart(over & rows), shown, strict=True)]
+            over = over & ~rows if mode is AutoresetMode.DISABLED else over
             envs.send([actions[turn % num_steps][row] for row, turn in enumerate(turns)], rows=rows)
             assert np.array_equal(envs.in_flight, flying | rows), f"send(rows={rows}) has sent other rows."
             continue
@@ -253,7 +255,7 @@ def _check_flights(envs: RewardVectorEnv, mode: AutoresetMode, seed: int, num_st
         _check_step(envs, mode, step, over & received)
         for row, found in enumerate(_by_row(envs, step)):
             if received[row]:
-                result, plain = (restarted[row], found), expected[turns[row]][row]
+                result, plain, shown[row] = (shown[row], found), expected[turns[row]][row], None
                 assert data_equivalence(result, plain, exact=True), (
                     f"step {turns[row]} of row {row} differs when it is sent and received:\n{result}\n{plain}"
                 )

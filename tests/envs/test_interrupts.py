@@ -1,18 +1,36 @@
-"""Ctrl-C at any line of a step or a reset: the environment has done all of it or nothing."""
+"""Ctrl-C at any line of a step, a reset, a send or a recv: the environment has done all of it or nothing."""
 
+import contextlib
 import copy
+import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
+from gym_rm import Scores, ScoringError
+from gym_rm.scorer import NeverCopied
 from tests.envs.environments import PROMPTS, interrupt_at, length_reward, lines_of, make
 
 SETTINGS = {"reward_model": length_reward, "prompts": PROMPTS, "render_mode": "ansi"}
 REPLIES = [["a", "bb"], ["ccc", ""], ["dd", "e"], ["f", "g"]]
 CALL = '<tool_call>{"name": "double", "arguments": {"a": 2}}</tool_call>'
 NEVER_CHANGED = ("window", "prompts", "settings", "spec", "action_space", "observation_space", "_user", "_toolbox")
+
+
+class LengthScorer(NeverCopied):
+    """Scorer of the length of a reply, in the thread that receives or in one of its own."""
+
+    def __init__(self, max_concurrent_calls):
+        self.max_concurrent_calls = max_concurrent_calls
+
+    def score(self, conversations, prompts=None):
+        replies = [conversation[-1]["content"] for conversation in conversations]
+        scores = Scores.from_rewards([np.nan if "FAIL" in reply else len(reply) for reply in replies])
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
 
 
 def double(a: int) -> int:
@@ -71,6 +89,64 @@ def test_an_interrupted_step_has_changed_all_or_nothing(mode, options):
         return finish, envs.reset(), envs.step(["y", "z"]), envs.reset(seed=0), envs.step(["y", "z"])
 
     check_interrupts(envs, steps([CALL, "bb"] if "tools" in options else REPLIES[0]), then)
+
+
+FIRST = np.array([True, False])
+
+
+@pytest.mark.parametrize("max_calls", [0, 1])
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+def test_an_interrupted_send_has_sent_all_or_nothing(mode, max_calls):
+    envs = make(2, autoreset_mode=mode, **{**SETTINGS, "reward_model": LengthScorer(max_calls)})
+    envs.reset(seed=3)
+    envs.send(["first", ""], rows=FIRST)
+    while max_calls and not envs.ready[0]:
+        time.sleep(0.001)
+
+    def then(envs):
+        sent = envs.in_flight
+        return sent, envs.recv(int(sent.sum())), envs.in_flight
+
+    check_interrupts(envs, lambda envs: envs.send(["", "bb"], rows=~FIRST), then, at_least=50)
+
+
+@pytest.mark.parametrize("max_calls", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("SameStep", {}), ("NextStep", {"reward_on": "end"}), ("Disabled", {"tools": [double]})],
+    ids=["same step", "next step", "disabled"],
+)
+def test_an_interrupted_recv_has_received_all_or_nothing(mode, options, max_calls):
+    envs = make(2, autoreset_mode=mode, **{**SETTINGS, "reward_model": LengthScorer(max_calls)}, **options)
+    envs.reset(seed=3)
+    envs.send([CALL, ""], rows=FIRST)
+    envs.send(["", "bb"], rows=~FIRST)
+    while max_calls and not envs.ready.all():
+        time.sleep(0.001)
+
+    def then(envs):
+        received = [envs.recv(2)] if envs.in_flight.all() else []
+        return envs.in_flight, envs.state.episodes, envs.render(), len(received) and received[0][4]["rows"].all()
+
+    check_interrupts(envs, lambda envs: envs.recv(2), then, at_least=80)
+
+
+@pytest.mark.parametrize("call", ["cancel", "fail"])
+def test_an_interrupted_cancel_or_failure_leaves_rows_in_flight_or_not(call):
+    envs = make(2, **{**SETTINGS, "reward_model": LengthScorer(1)})
+    envs.reset(seed=3)
+    envs.send(["a", "FAIL"])
+    while not envs.ready.all():
+        time.sleep(0.001)
+
+    def fail(envs):
+        with contextlib.suppress(ScoringError):
+            envs.recv(2)
+
+    def then(envs):
+        return envs.in_flight, envs.state.episodes
+
+    check_interrupts(envs, fail if call == "fail" else lambda envs: envs.cancel(), then, at_least=5)
 
 
 @pytest.mark.parametrize(
