@@ -65,7 +65,7 @@ class Flight:
     Attributes:
         rows: environments, rising.
         replies, said: the reply of each row, and its conversation with it; empty for rows that start an episode.
-        prompts: episodes before the reply, by row.
+        episodes: the episodes of all environments before the reply.
         route: flights with another one are scored in other calls.
         complete: False while the scorer waits for other replies of the group.
         future: gets the outcome.
@@ -74,7 +74,7 @@ class Flight:
     rows: tuple[int, ...]
     replies: Mapping[int, Reply] = field(default_factory=dict)
     said: Mapping[int, list[Message]] = field(default_factory=dict)
-    episodes: Mapping[int, Episode] = field(default_factory=dict)
+    episodes: Sequence[Episode] = ()
     route: Hashable = None
     complete: bool = True
     future: Future[Outcome] = field(default_factory=Future)
@@ -83,7 +83,7 @@ class Flight:
     def of(cls, route: Hashable, replies: Mapping[int, Reply], episodes: Sequence[Episode], complete: bool) -> Flight:
         """Return the flight of these replies to the episodes of an environment."""
         said = {row: [*episodes[row].messages, reply.message] for row, reply in replies.items()}
-        return cls(tuple(replies), replies, said, {row: episodes[row] for row in replies}, route, complete)
+        return cls(tuple(replies), replies, said, episodes, route, complete)
 
     @classmethod
     def restart(cls, rows: Sequence[int]) -> Flight:
@@ -98,7 +98,8 @@ class Flight:
 
     def without(self, rows: Collection[int]) -> Flight:
         """Return the flight without some rows, which shares the outcome."""
-        return replace(self, rows=tuple(row for row in self.rows if row not in rows))
+        left = tuple(row for row in self.rows if row not in rows)
+        return replace(self, rows=left, said={row: self.said[row] for row in left if self.said})
 
     @property
     def size(self) -> int:
@@ -212,9 +213,13 @@ class FlightControl:
         Raises:
             ScoringError: a score is missing, `whole` is set, and there is no fallback reward.
         """
-        replies = {row: flight.replies[row] for flight in flights for row in flight.rows}
-        said = {row: flight.said[row] for flight in flights for row in flight.rows}
-        episodes = {row: flight.episodes[row] for flight in flights for row in flight.rows}
+        replies: dict[int, Reply] = {}
+        said: dict[int, list[Message]] = {}
+        episodes: dict[int, Episode] = {}
+        for flight in flights:
+            replies |= flight.replies
+            said |= flight.said
+            episodes |= zip(flight.rows, map(flight.episodes.__getitem__, flight.rows), strict=True)
         rows, on_turn = sorted(replies), self._settings.reward_on == "turn"
         turns: dict[int, UserTurn] = {}
         calls: dict[int, tuple[int, int]] = {}

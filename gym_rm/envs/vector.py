@@ -331,8 +331,10 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def next_recv(self, state: EnvState, flights: Sequence[Flight]) -> tuple[EnvState, Step]:
         """Return the state after flights of it with an outcome were received, and what `step` returns for them."""
         old, size = state, self.num_envs
-        starting = mask_of([row for flight in flights for row in flight.rows if row not in flight.said], size)
-        said = {row: flight.said[row] for flight in flights for row in flight.rows if row in flight.said}
+        starting = mask_of([row for flight in flights if not flight.said for row in flight.rows], size)
+        said: dict[int, list[Message]] = {}
+        for flight in flights:
+            said |= flight.said
         indices, playing = sorted(said), mask_of(list(said), size)
         rows = starting | playing
         outcomes: dict[int, tuple[Outcome, set[int]]] = {}  # flights that were scored together share one
