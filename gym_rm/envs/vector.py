@@ -341,7 +341,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         for flight in flights:
             outcome = flight.future.result()
             outcomes.setdefault(id(outcome), (outcome, set()))[1].update(flight.rows)
-        turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own & said.keys()}
+        turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own if row in said}
         scores = self._scores_of([*outcomes.values()])
         terminations, truncations = np.zeros((2, size), dtype=np.bool_)
         terminations[indices] = [turns[row].terminated for row in indices]
@@ -491,7 +491,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         for outcome, rows in outcomes:
             own = [k for k, row in enumerate(outcome.scored) if row in rows]
             parts.append(outcome.scores if len(own) == len(outcome.scored) else outcome.scores.take(own))
-            scored += [outcome.scored[k] for k in own]
+            scored += outcome.scored if len(own) == len(outcome.scored) else [outcome.scored[k] for k in own]
         scores = parts[0] if len(parts) == 1 else Scores.concatenate(parts)
         return StepScores.of(scores, scored, self.num_envs, self.settings.fallback_reward)
 
