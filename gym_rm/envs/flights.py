@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,6 +54,19 @@ class Outcome:
     calls: Mapping[int, tuple[int, int]]
 
 
+@dataclass(slots=True)
+class Landing:
+    """Where the outcome of a flight comes down, without a lock, which Ctrl-C could leave locked.
+
+    Attributes:
+        begun: whether it is being played, or need not be any more.
+        outcome: the outcome, or what was raised; None before.
+    """
+
+    begun: bool = False
+    outcome: Outcome | BaseException | None = None
+
+
 _alone: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
 """Locks of the scorers that take one call at a time, by their id: several environments may have the same."""
 
@@ -68,7 +81,7 @@ class Flight:
         episodes: the episodes of all environments before the reply.
         route: flights with another one are scored in other calls.
         complete: False while the scorer waits for other replies of the group.
-        future: gets the outcome.
+        landing: gets the outcome.
     """
 
     rows: tuple[int, ...]
@@ -77,7 +90,7 @@ class Flight:
     episodes: Sequence[Episode] = ()
     route: Hashable = None
     complete: bool = True
-    future: Future[Outcome] = field(default_factory=Future)
+    landing: Landing = field(default_factory=Landing)
 
     @classmethod
     def of(cls, route: Hashable, replies: Mapping[int, Reply], episodes: Sequence[Episode], complete: bool) -> Flight:
@@ -89,17 +102,42 @@ class Flight:
     def restart(cls, rows: Sequence[int]) -> Flight:
         """Return the flight of rows that start an episode, which wait for nothing."""
         flight = cls(tuple(rows))
-        flight.future.set_result(Outcome({}, Scores.from_rewards([]), (), {}))
+        flight.landing.outcome = Outcome({}, Scores.from_rewards([]), (), {})
         return flight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Flight:
         """Return what a copy of the environment has in flight, which it plays itself unless there is an outcome."""
-        return self if self.future.done() else replace(self, future=Future())
+        return self if self.is_ready else replace(self, landing=Landing())
 
     def without(self, rows: Collection[int]) -> Flight:
         """Return the flight without some rows, which shares the outcome."""
         left = tuple(row for row in self.rows if row not in rows)
         return replace(self, rows=left, said={row: self.said[row] for row in left if self.said})
+
+    def begin(self) -> bool:
+        """Return whether it is to be played now; see `MergedCalls`."""
+        began, self.landing.begun = self.landing.begun or self.is_ready, True
+        return not began
+
+    def cancel(self) -> None:
+        """Do not play it if it has not begun."""
+        self.landing.begun = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has an outcome, or raised."""
+        return self.landing.outcome is not None
+
+    @property
+    def raised(self) -> BaseException | None:
+        """What it raised."""
+        return self.landing.outcome if isinstance(self.landing.outcome, BaseException) else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its outcome."""
+        assert isinstance(self.landing.outcome, Outcome)
+        return self.landing.outcome
 
     @property
     def size(self) -> int:
@@ -127,8 +165,9 @@ class FlightControl:
         self._max_calls = max_concurrent_calls(scorer)
         # A step in the thread of the caller, beside what was sent, must not call such a scorer twice at a time.
         few = self._max_calls < 2
-        self._alone = _alone.setdefault(id(scorer), lock_open_after_fork()) if few else nullcontext()
+        self._alone = _alone.setdefault(id(scorer), lock_open_after_fork()) if few else contextlib.nullcontext()
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
+        self._landed: queue.SimpleQueue[None] = queue.SimpleQueue()  # has something when a flight is ready
         self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,7 +204,7 @@ class FlightControl:
     def start(self, flights: Sequence[Flight]) -> None:
         """Hand flights to the threads, unless the scorer must be called in the thread of the caller."""
         for flight in flights if self._max_calls else ():
-            if flight.complete and not flight.future.done() and flight not in self._started:
+            if flight.complete and not flight.is_ready and flight not in self._started:
                 self._threads_of(flight.route).put(flight)
                 self._started.add(flight)  # afterwards: what is put twice has one outcome, what is not put has none
 
@@ -180,10 +219,10 @@ class FlightControl:
         deadline = None if timeout is None else time.monotonic() + timeout
         self.start(flights)  # if a send was interrupted
         while True:
-            ready = [flight for flight in flights if flight.future.done()]
+            ready = [flight for flight in flights if flight.is_ready]
             if sum(len(flight.rows) for flight in ready) >= num_rows or timeout == 0:
                 return ready
-            waiting = [flight for flight in flights if not flight.future.done()]
+            waiting = [flight for flight in flights if not flight.is_ready]
             if not any(flight.complete for flight in waiting):
                 rows = sorted(row for flight in waiting for row in flight.rows)
                 raise ActionError(
@@ -196,7 +235,8 @@ class FlightControl:
             left = PATIENCE if deadline is None else min(PATIENCE, deadline - time.monotonic())
             if left <= 0:
                 return ready
-            wait([flight.future for flight in waiting], left, FIRST_COMPLETED)
+            with contextlib.suppress(queue.Empty):
+                self._landed.get(timeout=left)
 
     def close(self) -> None:
         """Start nothing more; what runs ends by itself, and nobody waits for it."""
@@ -318,10 +358,11 @@ class FlightControl:
                 failure = RuntimeError(f"the scorer, the responder or a tool raised {brief(error)}")
                 failure.__cause__, error = error, failure
             if len(flights) == 1:
-                flights[0].future.set_exception(error)
+                flights[0].landing.outcome = error
         else:
             for flight in flights:
-                flight.future.set_result(outcome)
+                flight.landing.outcome = outcome
+        self._landed.put(None)
 
     def _threads_of(self, route: Hashable) -> MergedCalls[Flight]:
         key = None if self._relative else route

@@ -221,7 +221,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         flights = self.state.flights
         self.commit(replace(self.state, flights=()))
         for flight in flights:
-            flight.future.cancel()
+            flight.cancel()
 
     @property
     def in_flight(self) -> Mask:
@@ -231,7 +231,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     @property
     def ready(self) -> Mask:
         """Rows in flight that `recv` returns at once, bool `[N]`."""
-        flights = (flight for flight in self.state.flights if flight.future.done())
+        flights = (flight for flight in self.state.flights if flight.is_ready)
         return mask_of([row for flight in flights for row in flight.rows], self.num_envs)
 
     def render(self) -> tuple[str, ...] | None:
@@ -310,8 +310,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         state = self.next_send(actions, rows=rows, whole=True)
         ours = state.flights[len(self.state.flights) :]
         for flight in ours:
-            if not flight.future.done():
-                flight.future.set_result(self._flights.play([flight], whole=True))
+            if not flight.is_ready:
+                flight.landing.outcome = self._flights.play([flight], whole=True)
         return self.next_recv(state, ours)
 
     def next_send(self, actions: Actions, *, rows: Mask | None = None, whole: bool = False) -> EnvState:
@@ -339,7 +339,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         rows = starting | playing
         outcomes: dict[int, tuple[Outcome, set[int]]] = {}  # flights that were scored together share one
         for flight in flights:
-            outcome = flight.future.result()
+            outcome = flight.outcome
             outcomes.setdefault(id(outcome), (outcome, set()))[1].update(flight.rows)
         turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own if row in said}
         scores = self._scores_of([*outcomes.values()])
@@ -498,7 +498,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _raise_failures(self, ready: Sequence[Flight]) -> None:
         """Raise what went wrong in flights, after taking its rows out of flight; the others stay."""
         for flight in ready:
-            if (raised := flight.future.exception()) is not None:
+            if (raised := flight.raised) is not None:
                 self._land(flight.rows)
                 raised.add_note(
                     f"environments {list(flight.rows)} can be sent again; recv() returns the others in flight."
@@ -506,7 +506,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 raise raised
         failed, landed, parts = list[int](), list[int](), list[Scores]()
         for flight in ready:
-            outcome = flight.future.result()
+            outcome = flight.outcome
             own = {
                 row: k for row, k in self._flights.failed(outcome.scores, outcome.scored).items() if row in flight.rows
             }

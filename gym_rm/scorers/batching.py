@@ -38,16 +38,19 @@ from gym_rm.types import Conversation, Prompt, Prompts
 MAX_BATCH_SIZE = 1024  # conversations
 
 
-class HasFuture(Protocol):
-    """What waits for its turn: its future is pending until a call has begun with it."""
+class Waiting(Protocol):
+    """What waits for its call."""
 
-    @property
-    def future(self) -> Future[Any]:
-        """Receives the result."""
+    def begin(self) -> bool:
+        """Return whether it is to be answered: it was not cancelled, and had not begun. Then it has."""
+        ...
+
+    def cancel(self) -> None:
+        """Do not answer it if it has not begun."""
         ...
 
 
-Request = TypeVar("Request", bound=HasFuture)
+Request = TypeVar("Request", bound=Waiting)
 
 
 class MergedCalls(Generic[Request]):
@@ -114,8 +117,7 @@ class MergedCalls(Generic[Request]):
             with contextlib.suppress(queue.Empty):
                 while not wait:
                     if (request := self._waiting.get_nowait()) is not None:
-                        request.future.cancel()
-                        _begins(request.future)  # tells those that wait for it
+                        request.cancel()
             self._waiting.put(None)
         while wait and not self.is_own_thread() and (alive := [each for each in self._threads if each.is_alive()]):
             alive[0].join()
@@ -154,7 +156,7 @@ class MergedCalls(Generic[Request]):
             size = 0
             closes_at = time.monotonic() + self._max_wait
             while request is not None:
-                if _begins(request.future):
+                if request.begin():
                     requests.append(request)
                     size += self._size_of(request)
                 if size >= self._max_size:
@@ -167,13 +169,6 @@ class MergedCalls(Generic[Request]):
             return requests or None
 
 
-def _begins(future: Future[Any]) -> bool:
-    """Mark a request as begun, and return whether it is to be answered: it was not cancelled, and had not begun."""
-    if future.running() or wait([future], timeout=0).done:
-        return False
-    return future.set_running_or_notify_cancel()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
     """Conversations and prompts of one caller, and the future that receives the scores."""
@@ -181,6 +176,16 @@ class ScoreRequest:
     conversations: Sequence[Conversation]
     prompts: Prompts
     future: Future[Scores] = field(default_factory=Future)
+
+    def begin(self) -> bool:
+        """Mark it as begun, and return whether it is to be answered."""
+        begun = self.future.running() or wait([self.future], timeout=0).done
+        return not begun and self.future.set_running_or_notify_cancel()
+
+    def cancel(self) -> None:
+        """Cancel the future, and tell those that wait for it."""
+        if self.future.cancel():
+            self.future.set_running_or_notify_cancel()
 
 
 class MicroBatchingScorer:

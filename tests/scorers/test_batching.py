@@ -4,8 +4,8 @@ import asyncio
 import multiprocessing
 import threading
 import time
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from recording import RecordingScorer, chat, merged
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
-from gym_rm.scorers.batching import MergedCalls, MicroBatchingScorer, serial_calls
+from gym_rm.scorers.batching import MergedCalls, MicroBatchingScorer, ScoreRequest, serial_calls
 from gym_rm.types import Provenance
 from tests.scorers.test_combined import Simulator
 
@@ -236,10 +236,10 @@ def test_a_scorer_that_was_used_before_a_fork_answers_in_the_forked_process():
 # --- the calls themselves
 
 
-@dataclass(frozen=True)
-class Job:
-    name: str
-    future: Future = field(default_factory=Future)
+class Job(ScoreRequest):
+    def __init__(self, name):
+        super().__init__([], None)
+        object.__setattr__(self, "name", name)
 
 
 class Gated:
