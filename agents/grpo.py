@@ -56,7 +56,7 @@ from gym_rm.policy.run_notes import describe
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.live import LiveView, print_results
-from gym_rm.scorer import Scorer, is_relative
+from gym_rm.scorer import Scorer, is_relative, max_concurrent_calls
 from gym_rm.scorers.load import load_scorer
 from gym_rm.training.run_folder import heard_signals
 from gym_rm.types import Prompt
@@ -71,14 +71,16 @@ SECONDS_BETWEEN_CALLS = 5.0  # of a server that was lost
 def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) -> RolloutTable:
     """Sample replies, and step each as soon as it is written, until every episode of a batch has ended."""
     envs.cancel()  # what a call that failed left in flight
+    in_threads = max_concurrent_calls(envs.scorer) > 0
     batch.begin(*envs.reset(options={"prompt_indices": batch.prompt_indices}))
     with contextlib.closing(sampler.stream()) as stream:
         while batch.playing.any():
-            scoring = envs.in_flight.any()
-            if not stream.in_waves or not (scoring or stream.num_open):  # a wave is the next turn of all
-                rows, prompts, seeds = batch.requests()
-                stream.add(rows, prompts, seeds=seeds)
+            flying = envs.in_flight.any()
+            scoring = in_threads and flying
             with timer.measure("generate", hides="score" if scoring else None):
+                if not stream.in_waves or not (flying or stream.num_open):  # a wave is the next turn of all
+                    rows, prompts, seeds = batch.requests()
+                    stream.add(rows, prompts, seeds=seeds)
                 completions = stream.take(timeout=SECONDS_BETWEEN_LOOKS if scoring else None)
             with timer.measure("score"):
                 if completions:
@@ -258,7 +260,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
-            ahead.wait()
+            learner.agreed(ahead.wait)  # a server that writes for another rank keeps its weights until it is done
             ours = patiently(lambda: play(held_out_envs, sampler, schedule.held_out(), PhaseTimer()))
             rollouts = RolloutTable.joined(learner.gathered([ours])).rollouts
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
@@ -268,7 +270,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
     run = GRPORunFolder(settings, learner, scorer, (prompts, held_out), kept)
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
-        for part in (run, envs, sampler):
+        for part in (ahead, run, envs, sampler):
             stack.callback(part.close)
         if held_out:
             held_out_envs = make_envs(settings, held_out, scorer, schedule.num_held_out_envs, group_size=1)

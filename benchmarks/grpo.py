@@ -198,8 +198,8 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
     class Timer(grpo.PhaseTimer):
         """Measures processor time beside wall time."""
 
-        def measure(self, phase: str) -> Any:
-            return Phase(watch, phase, super().measure(phase))
+        def measure(self, phase: str, *, hides: str | None = None) -> Any:
+            return Phase(watch, phase, super().measure(phase, hides=hides))
 
     grpo.PhaseTimer, grpo.train_step = Timer, timed_step
     with tempfile.TemporaryDirectory() as name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from torch import Tensor
 from gym_rm.generation.completions import Completion, CompletionStream, Sampler, TokenIds
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollouts import RolloutTable
+
+SECONDS_TO_END = 10.0  # of a thread whose run has failed
 
 
 class RolloutsAhead:
@@ -60,6 +63,14 @@ class RolloutsAhead:
         """Wait until the step that was begun, if any, has been played or has failed."""
         if self._step is not None:
             self._future.exception()
+
+    def close(self) -> None:
+        """Wait a little for the thread to end, whose sampler and environments were closed.
+
+        One that is inside of torch when the process ends would abort it.
+        """
+        if self._step is not None:
+            concurrent.futures.wait([self._future], SECONDS_TO_END)
 
     def take(self, timer: PhaseTimer) -> RolloutTable:
         """Return the rollouts of the step that was begun, once; raise what its thread raised.

@@ -96,12 +96,12 @@ def test_accelerate_launch_starts_processes_too(tmp_path):
 
 
 SLOW = """
-import os, pathlib, time
+import pathlib, time
+folder, scored = pathlib.Path(__file__).parent, []
 def score(conversations):
-    folder = pathlib.Path(__file__).parent
-    calls = folder / "calls"
-    calls.write_text(calls.read_text() + "." if calls.exists() else ".")
-    while calls.read_text() == "..." and not (folder / "continue").exists():  # in the second step
+    scored.extend(conversations)
+    while len(scored) > 24 and not (folder / "continue").exists():  # 8 that are held out and a step of 16
+        (folder / "waits").write_text("in the second step")
         time.sleep(0.01)
     return [float(len(messages[-1]["content"]) % 7) for messages in conversations]
 """
@@ -122,7 +122,7 @@ def test_the_first_interrupt_ends_a_run_after_its_step_and_the_second_at_once(in
     (tmp_path / "slow.py").write_text(SLOW)
     run, options = tmp_path / "run", ("env.reward_model=slow:score", "steps=100000")
     process = start(f"output={run}", *options, path=tmp_path)
-    wait_for(tmp_path / "calls", "...", process)
+    wait_for(tmp_path / "waits", "in the second step", process)
     if interrupts == 1:
         output, _ = start(f"output={run}", *options, path=tmp_path).communicate(timeout=300)
         assert "another process writes to output=" in " ".join(output.split())
@@ -146,10 +146,10 @@ def test_the_first_interrupt_ends_a_run_after_its_step_and_the_second_at_once(in
 def test_two_processes_of_which_one_is_killed_resume_with_another_number(tmp_path):
     """The scorer of one process kills it in the fourth step."""
     (tmp_path / "dying.py").write_text(
-        "import os, signal\ncalls = []\n"
+        "import os, signal\nscored = []\n"
         "def score(conversations):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 5 and os.environ.get('RANK') == '1':\n"
+        "    scored.extend(conversations)\n"
+        "    if len(scored) > 4 + 2 * 8 + 4 + 8 and os.environ.get('RANK') == '1':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return [float(len(messages[-1]['content']) % 7) for messages in conversations]\n"
     )
@@ -170,10 +170,12 @@ def test_two_processes_of_which_one_is_killed_resume_with_another_number(tmp_pat
 def test_a_server_that_one_process_loses_is_waited_for_by_all(options, tmp_path):
     for name, rank in (("lost", "1"), ("kept", "-1")):
         (tmp_path / f"{name}.py").write_text(
-            "import os, gym_rm, agents.grpo\nagents.grpo.SECONDS_BETWEEN_CALLS = 0.01\ncalls = []\n"
+            "import os, gym_rm, agents.grpo\nagents.grpo.SECONDS_BETWEEN_CALLS = 0.01\n"
+            "scored, lost_after = [], [4 + 8, 4 + 3 * 8 + 4]\n"  # in steps 2 and 3
             "def score(conversations):\n"
-            "    calls.append(1)\n"
-            f"    if len(calls) in (3, 6) and os.environ['RANK'] == '{rank}':\n"
+            "    scored.extend(conversations)\n"
+            f"    if lost_after and len(scored) > lost_after[0] and os.environ['RANK'] == '{rank}':\n"
+            "        del lost_after[0]\n"
             "        raise gym_rm.RemoteError('no answer')\n"
             "    return [float(len(messages[-1]['content']) % 7) for messages in conversations]\n"
         )

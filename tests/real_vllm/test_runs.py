@@ -49,7 +49,7 @@ def test_a_run_whose_server_is_killed_in_every_phase_is_the_undisturbed_run(unti
     at_call(monkeypatch, RemoteSampler, "_complete", 8 + 16 + 5, kill)  # in step 2; 8 are held out, a step has 16
     at_call(monkeypatch, Learner, "update", 2, kill)
     at_call(monkeypatch, RemoteSampler, "_load", 7, kill)  # of the fourth weights
-    at_call(monkeypatch, RolloutBatch, "replies", 8, kill)  # before the last completions are scored
+    at_call(monkeypatch, RolloutBatch, "table", 7, kill)  # after the last completions
     assert train(tmp_path / "killed", *options(untied_server)) is None
     assert len(kills) == 4
     require_same_run(tmp_path / "killed", tmp_path / "whole")
