@@ -254,7 +254,7 @@ def train(settings: GRPOSettings, console: Console) -> Signals | None:
         if settings.sampling.steps_ahead and step < settings.steps:
             patiently(lambda: ahead.begin(step + 1))
         else:
-            kept.by_seed.clear()
+            kept.by_key.clear()
         return table.trained_at(learner.version)
 
     def measure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from gym_rm.generation.completions import Completion, CompletionStream, Sampler,
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollouts import RolloutTable
 
+THREAD = "gym_rm rollouts ahead"
 SECONDS_TO_END = 10.0  # of a thread whose run has failed
 
 
@@ -47,7 +49,7 @@ class RolloutsAhead:
 
     def begin(self, step: int) -> None:
         """Begin a step; the completions of the step before it are not needed any more."""
-        self._kept.by_seed.clear()
+        self._kept.by_key.clear()
         future: Future[RolloutTable] = Future()
 
         def play() -> None:
@@ -57,7 +59,7 @@ class RolloutsAhead:
                 future.set_exception(error)
 
         self._step, self._future = step, future
-        threading.Thread(target=play, name="gym_rm rollouts ahead", daemon=True).start()
+        threading.Thread(target=play, name=THREAD, daemon=True).start()
 
     def wait(self) -> None:
         """Wait until the step that was begun, if any, has been played or has failed."""
@@ -90,7 +92,7 @@ class RolloutsAhead:
 
 
 class KeptCompletions:
-    """A sampler's completions by seed, so that a step that is played again gets the same ones.
+    """A sampler's completions, so that a step that is played again gets the same ones for the same prompts.
 
     A run that plays steps ahead writes them into its checkpoints: the weights that wrote them are gone when it resumes.
 
@@ -98,25 +100,31 @@ class KeptCompletions:
         sampler: samples completions that are not kept.
 
     Attributes:
-        by_seed: the completions; a seed belongs to one reply of one step.
+        by_key: the completions by `key_of` their seed, which belongs to one reply of one step, and their prompt.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self.by_seed: dict[int, Completion] = {}
+        self.by_key: dict[int, Completion] = {}
 
     def stream(self) -> CompletionStream:
         """Return a stream that keeps what it hands over, and hands over what is kept."""
-        return _KeptStream(self._sampler.stream(calibrate=False), self.by_seed)
+        return _KeptStream(self._sampler.stream(calibrate=False), self.by_key)
 
 
-def completion_tensors(by_seed: Mapping[int, Completion]) -> dict[str, Tensor]:
+def key_of(seed: int, prompt: TokenIds) -> int:
+    """Return a number below 2**63 that a seed and a prompt have for themselves."""
+    digest = hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=seed.to_bytes(8)).digest()
+    return int.from_bytes(digest) >> 1
+
+
+def completion_tensors(by_key: Mapping[int, Completion]) -> dict[str, Tensor]:
     """Return completions as tensors for a file, without their texts; nothing if there are none."""
-    if not by_seed:
+    if not by_key:
         return {}
-    kept = by_seed.values()
+    kept = by_key.values()
     columns: dict[str, NDArray[Any]] = {
-        "seeds": np.array([*by_seed], dtype=np.int64),
+        "keys": np.array([*by_key], dtype=np.int64),
         "lengths": np.array([len(each.token_ids) for each in kept]),
         "versions": np.array([each.version for each in kept]),
         "finished": np.array([each.finished for each in kept]),
@@ -127,7 +135,7 @@ def completion_tensors(by_seed: Mapping[int, Completion]) -> dict[str, Tensor]:
 
 
 def completions_of(tensors: Mapping[str, Tensor], tokenizer: Any) -> dict[int, Completion]:
-    """Return the completions that `completion_tensors` wrote, by seed."""
+    """Return the completions that `completion_tensors` wrote, by key."""
     if not tensors:
         return {}
     columns = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -138,14 +146,14 @@ def completions_of(tensors: Mapping[str, Tensor], tokenizer: Any) -> dict[int, C
         [each[: len(each) - end].tolist() for each, end in zip(ids, ends, strict=True)], skip_special_tokens=False
     )
     rows = map(Completion, ids, log_probs, ends, texts, columns["versions"].tolist())
-    return dict(zip(columns["seeds"].tolist(), rows, strict=True))
+    return dict(zip(columns["keys"].tolist(), rows, strict=True))
 
 
 class _KeptStream:
     def __init__(self, stream: CompletionStream, kept: dict[int, Completion]) -> None:
         self._stream, self._kept = stream, kept
         self.in_waves = stream.in_waves
-        self._seeds: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
         self._ready: dict[int, Completion] = {}
 
     @property
@@ -153,9 +161,10 @@ class _KeptStream:
         return self._stream.num_open + len(self._ready)
 
     def add(self, keys: Sequence[int], prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> None:
-        fresh = [k for k, seed in enumerate(seeds) if seed not in self._kept]
-        self._ready |= {key: self._kept[seed] for key, seed in zip(keys, seeds, strict=True) if seed in self._kept}
-        self._seeds |= zip(keys, seeds, strict=True)
+        own = dict(zip(keys, map(key_of, seeds, prompts), strict=True))
+        self._keys |= own
+        self._ready |= {key: self._kept[own[key]] for key in keys if own[key] in self._kept}
+        fresh = [k for k, key in enumerate(keys) if own[key] not in self._kept]
         self._stream.add([keys[k] for k in fresh], [prompts[k] for k in fresh], seeds=[seeds[k] for k in fresh])
 
     def take(self, timeout: float | None = None) -> dict[int, Completion]:
@@ -163,7 +172,7 @@ class _KeptStream:
             ready, self._ready = self._ready, {}
             return ready
         found = self._stream.take(timeout)
-        self._kept |= {self._seeds[key]: completion for key, completion in found.items()}
+        self._kept |= {self._keys[key]: completion for key, completion in found.items()}
         return found
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class GRPORunFolder(RunFolder):
         super().__init__(plain, learner, name="grpo", identity=identity, num_steps=settings.steps)
         self.measured: int = self.restored.get("measured", self.step)
         self._kept = kept
-        kept.by_seed |= completions_of(self.restored_tensors, learner.start.tokenizer)
+        kept.by_key |= completions_of(self.restored_tensors, learner.start.tokenizer)
         self.writer: RunWriter | None = None
         if learner.is_main:
             changed = settings.model_dump(mode="json", exclude_defaults=True)
@@ -118,8 +118,8 @@ class GRPORunFolder(RunFolder):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the completions that are kept, of all ranks; all ranks must call this."""
-        every = self.learner.gathered([self._kept.by_seed])
-        return completion_tensors({seed: each for of_rank in every for seed, each in of_rank.items()})
+        every = self.learner.gathered([self._kept.by_key])
+        return completion_tensors({key: each for of_rank in every for key, each in of_rank.items()})
 
     def finish(self) -> None:
         """Write the last policy."""
