@@ -8,7 +8,6 @@ from gym_rm.policy import phase_timer, rollouts_ahead
 from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.policy.rollouts_ahead import KeptCompletions, RolloutsAhead
-from gym_rm.types import Prompt
 from tests.policy.test_rollouts import Run
 
 
@@ -34,7 +33,7 @@ def test_a_phase_is_counted_once_and_beside_it_what_it_hides(clock):
 
 def test_all_that_a_step_waits_for_is_in_a_phase(clock, tmp_path):
     """Each look at the sampler takes 3 s, rendering 5 s, sending 1 s and receiving 7 s."""
-    run = Run(tmp_path, prompts=[Prompt("Which is it?", prompt_id="0")])
+    run = Run(tmp_path)
     envs = grpo.make_envs(run.settings, run.prompts, run.scorer, 16, group_size=4)
     batch, stream = run.schedule.training(1), run.sampler.stream()
     sampler = type("Sampler", (), {"stream": lambda self: stream})()

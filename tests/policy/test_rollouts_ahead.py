@@ -1,6 +1,5 @@
-"""Replies that are scored while others are written, and steps that are played ahead: the same runs, also when killed."""
+"""Replies that are scored while others are written, and steps that are played ahead: the same run, also if killed."""
 
-import itertools
 import json
 import random
 import signal
@@ -59,9 +58,7 @@ def weights(run):
     return (run / "final" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "steps", [4, pytest.param(20, marks=pytest.mark.slow)], ids=lambda steps: f"{steps} steps"
-)
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)], ids=lambda steps: f"{steps} steps")
 @pytest.mark.parametrize("options", [(), (AHEAD,)], ids=["now", "ahead"])
 def test_delays_of_the_scorer_change_nothing(options, steps, tmp_path):
     train(tmp_path / "plain", of(plain_calls), f"steps={steps}", *options)
@@ -89,7 +86,7 @@ def test_the_lag_is_that_of_one_step_but_for_the_first(tmp_path, uninterrupted):
     assert [row["lag"] for row in curve(uninterrupted / "metrics.csv")] == ["0.0", "1.0", "1.0", "1.0"]
     rows = [json.loads(line) for line in (uninterrupted / "conversations.jsonl").read_text().splitlines()]
     assert {row["lag"] for row in rows if row["phase"] == "train"} == {1}
-    assert all("lag" not in row for row in rows if row["phase"] == "held_out")
+    assert all(row["lag"] is None for row in rows if row["phase"] == "held_out")
     train(tmp_path / "run", AHEAD, "steps=2", "optimizer.updates_per_step=2", "optimizer.epochs=3")
     assert [float(row["lag"]) for row in curve(tmp_path / "run" / "metrics.csv")] == [0, 6]
 
@@ -97,7 +94,7 @@ def test_the_lag_is_that_of_one_step_but_for_the_first(tmp_path, uninterrupted):
 def test_without_steps_ahead_there_is_no_lag(tmp_path):
     train(tmp_path / "run", "steps=1", "eval.every=1")
     assert "lag" not in curve(tmp_path / "run" / "metrics.csv")[0]
-    assert '"lag"' not in (tmp_path / "run" / "conversations.jsonl").read_text()
+    assert '"lag": null' in (tmp_path / "run" / "conversations.jsonl").read_text()
 
 
 def test_what_was_done_during_the_update_is_hidden(uninterrupted):
@@ -200,36 +197,39 @@ def written(run):
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def losing(monkeypatch, numbers, error):
-    """Let these calls of the scorer fail, which are made while a step is played."""
-    calls = itertools.count(1)
-
-    def score(conversations):
-        if next(calls) in numbers:
-            raise error
-        return lengths_and_vowels(conversations)
-
-    score.max_concurrent_calls = 0  # the calls are those of plain steps
-    monkeypatch.setattr("tests.policy.policy_runs.lengths_and_vowels", score)
-    monkeypatch.setattr(grpo, "SECONDS_BETWEEN_CALLS", 0.01)
-    return "env.reward_model=tests.policy.policy_runs:lengths_and_vowels"
+BROKEN = {}  # what `failing_calls` raises, and the number of conversations that it got
+STEP_2 = 8 + 16  # conversations that are scored before: held-out ones, and those of a step
 
 
-def test_a_scorer_that_fails_once_in_the_thread_changes_nothing(tmp_path, monkeypatch):
-    scorer = losing(monkeypatch, {4}, RemoteError("no answer"))
-    assert train(tmp_path / "run", AHEAD, scorer) is None
-    scorer = losing(monkeypatch, (), None)
-    assert train(tmp_path / "whole", AHEAD, scorer) is None
-    assert curve(tmp_path / "run" / "metrics.csv") == curve(tmp_path / "whole" / "metrics.csv")
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+def failing_calls(conversations):
+    """Score replies, and fail from the second step on."""
+    BROKEN["scored"] = BROKEN.get("scored", 0) + len(conversations)
+    if "error" in BROKEN and BROKEN["scored"] > STEP_2:
+        raise BROKEN["error"]
+    return lengths_and_vowels(conversations)
+
+
+failing_calls.max_concurrent_calls = 0
+
+
+def test_a_server_that_is_lost_in_the_thread_and_comes_back_changes_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.BROKEN", {"error": RemoteError("no answer")})
+        patch.setattr(grpo.time, "sleep", lambda seconds: BROKEN.pop("error"))
+        assert train(tmp_path / "run", AHEAD, of(failing_calls)) is None
+        assert "error" not in BROKEN
+    assert train(tmp_path / "whole", AHEAD, of(failing_calls)) is None
+    require_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), GymRMError("no score"), OSError("no disk")])
 def test_an_error_in_the_thread_is_the_error_of_the_run(error, tmp_path, monkeypatch):
-    scorer = losing(monkeypatch, {3}, error)
+    monkeypatch.setattr(f"{__name__}.BROKEN", {"error": error})
     with pytest.raises(type(error), match=str(error)):
-        train(tmp_path / "run", AHEAD, scorer)
+        train(tmp_path / "run", AHEAD, of(failing_calls))
     assert not [each for each in threading.enumerate() if each.name == rollouts_ahead.THREAD]
+    saved = [each.name for each in (tmp_path / "run").glob("checkpoints/*")]
+    assert saved == ([] if isinstance(error, ValueError) else ["step-00000001"])
 
 
 def test_a_run_that_fails_leaves_no_thread(tmp_path, monkeypatch):
@@ -250,7 +250,9 @@ def test_completions_in_a_file_are_those_of_the_sampler(tmp_path):
     tokenizer = run.start.tokenizer
     ends, ids = tokenizer.eos_token_id, tokenizer("two words", add_special_tokens=False)["input_ids"]
     kept = {
-        seed: Completion(np.array(row, dtype=np.int32), np.full(len(row), -0.5, np.float32), row[-1:] == [ends], text, 3)
+        seed: Completion(
+            np.array(row, dtype=np.int32), np.full(len(row), -0.5, np.float32), row[-1:] == [ends], text, 3
+        )
         for seed, row, text in [(2**62 + 1, [*ids, ends], "two words"), (5, ids, "two words"), (0, [ends], "")]
     }
     assert repr(completions_of(completion_tensors(kept), tokenizer)) == repr(kept)
