@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
-import threading
 import time
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.engine.debugging import call_id
+from gym_rm.engine.text.messages import CHARACTERS_PER_TOKEN
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import EnvSettings
@@ -28,12 +29,11 @@ from gym_rm.scorer import (
     route_of,
     try_score,
 )
-from gym_rm.scorers.batching import MergedCalls
+from gym_rm.scorers.batching import MergedCalls, serial_calls
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message
 
 CALL_TOKENS = 65_536  # of the replies that are scored in one call, unless the scorer has a budget of its own
-CHARACTERS_PER_TOKEN = 3
 PATIENCE = 0.5  # seconds after which a wait looks again: a signal just before a lock is taken does not end its wait
 
 
@@ -65,10 +65,6 @@ class Landing:
 
     begun: bool = False
     outcome: Outcome | BaseException | None = None
-
-
-_alone: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
-"""Locks of the scorers that take one call at a time, by their id: several environments may have the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +159,12 @@ class FlightControl:
         self._scorer, self._user, self._toolbox = scorer, user, toolbox
         self._relative = is_relative(scorer)
         self._max_calls = max_concurrent_calls(scorer)
-        # A step in the thread of the caller, beside what was sent, must not call such a scorer twice at a time.
-        few = self._max_calls < 2
-        self._alone = _alone.setdefault(id(scorer), lock_open_after_fork()) if few else contextlib.nullcontext()
+        # Several environments, and a step beside what was sent, may call the same scorer.
+        one_at_a_time = self._max_calls == 1
+        self._try_score = serial_calls(scorer).try_score if one_at_a_time else functools.partial(try_score, scorer)
+        self._responding = (
+            lock_open_after_fork() if max_concurrent_calls(user.respond) < 2 else contextlib.nullcontext()
+        )
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
         self._landed: queue.SimpleQueue[None] = queue.SimpleQueue()  # has something when a flight is ready
         self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
@@ -270,8 +269,7 @@ class FlightControl:
         results = []
         for part in parts:
             prompts = [episodes[row].prompt for row in part]
-            with self._alone:
-                results.append(try_score(self._scorer, [said[row] for row in part], prompts))
+            results.append(self._try_score([said[row] for row in part], prompts))
         scores = self._joined(results, parts)
         failed = self.failed(scores, scored)
         if failed and whole:
@@ -328,7 +326,7 @@ class FlightControl:
         toolbox = self._toolbox
         calling = [toolbox is not None and replies[row].num_calls > 0 for row in rows]
         own = [episodes[row] for row in rows]
-        with self._alone:
+        with self._responding:
             found = self._user.next_turns(rows, own, [said[row] for row in rows], scores, calling)
         turns = dict(zip(rows, found, strict=True))
         if toolbox is None:

@@ -86,11 +86,11 @@ class UserSimulator:
                     f"respond has no model: {dict(respond)!r:.200}; write {{'model': ..., 'instructions': ...}}."
                 )
             respond = self._owned = SimulatedUser(**respond)
-        self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
+        self.respond: Responder = scripted_user if respond is None else load_function("respond", respond)
         self._space = space
         self._max_turns = max_turns
         try:
-            inspect.signature(self._respond).bind([], [], None)
+            inspect.signature(self.respond).bind([], [], None)
         except TypeError as error:
             raise ConfigError(f"respond must take (conversations, prompts, scores): {error}.") from error
         except ValueError:  # a builtin has no signature to check
@@ -122,7 +122,7 @@ class UserSimulator:
         ends = None if scores is None else scores.terminations
         ended = [ends is not None and bool(ends[m]) for m in range(len(rows))]
         # The script is read at the limit too: if it has no turn left, the episode is terminated, not truncated.
-        scripted = self._respond is scripted_user
+        scripted = self.respond is scripted_user
         asked = [m for m in range(len(rows)) if not ended[m] and not calling[m] and (scripted or not at_limit[m])]
         if asked:
             conversations, prompts = [said[m] for m in asked], [episodes[m].prompt for m in asked]
@@ -130,7 +130,7 @@ class UserSimulator:
                 conversations = [copy_conversation(conversation) for conversation in conversations]
                 prompts = [copy_prompt(prompt) for prompt in prompts]
             own = None if scores is None or scripted else scores.take(asked)
-            given: Any = self._respond(conversations, prompts, own)
+            given: Any = self.respond(conversations, prompts, own)
             listed = in_order(given)
             if listed is None or len(listed) != len(asked):
                 length = "" if listed is None else f" of length {len(listed)}"

@@ -16,7 +16,7 @@ from gym_rm.envs.episodes import num_user_turns
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.generation.chat import check_replies, open_chat_model_of, seed_of
 from gym_rm.plain_values import to_plain
-from gym_rm.scorer import NeverCopied
+from gym_rm.scorer import NeverCopied, max_concurrent_calls
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -80,6 +80,11 @@ class SimulatedUser(NeverCopied):
 
     def __repr__(self) -> str:
         return f"SimulatedUser({self.model!r})"
+
+    @property
+    def max_concurrent_calls(self) -> int:
+        """Those of its chat model; see `gym_rm.scorer.max_concurrent_calls`."""
+        return max_concurrent_calls(self.model)
 
     def __call__(
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import describe, in_order, integer
+from gym_rm.checks import describe, finite, in_order, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.debugging import call_id
@@ -199,12 +199,15 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 look without waiting.
 
         Raises:
+            ConfigError: `min_rows` or `timeout` is invalid.
             ActionError: fewer rows are in flight, or they wait for others of their group.
             ScoringError: scores are missing and `fallback_reward` is None. The error names these rows, which are not
                 in flight any more and have not changed; the other rows can still be received.
         """
         self._require_open()
         rows = integer("min_rows", min_rows, minimum=1)
+        if timeout is not None and finite("timeout", timeout) < 0:
+            raise ConfigError(f"timeout must not be negative, got {timeout}.")
         flying = int(self.in_flight.sum())
         if rows > flying:
             raise ActionError(f"recv waits for {rows} rows, but {flying} are in flight; send replies first.")
