@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -184,7 +185,8 @@ def test_runs_that_are_killed_at_random_moments_resume_to_the_same_end(processes
             time.sleep(0.01)
         time.sleep(random_numbers.uniform(0, 0.5))
         if kills < 5 and process.poll() is None:
-            process.kill()  # torchrun ends its processes only on SIGTERM; those of one process are the run
+            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+                each.kill()
             kills += 1
         output, _ = process.communicate(timeout=300)
         assert process.returncode in (0, -signal.SIGKILL), output
