@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import pkgutil
+import re
 import shutil
 import sys
 import time
@@ -466,7 +467,7 @@ with_alarm.max_concurrent_calls = 0
         ({"kind": "judge", "path": "embedded:judge", "style": "genrm"}, 0),
         ({"kind": "judge", "path": "http://127.0.0.1:9"}, CALLS_THAT_WAIT),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_scorers_say_how_many_calls_may_run_at_the_same_time(scorer, number):
     assert max_concurrent_calls(load_scorer(scorer)) == number
