@@ -5,7 +5,7 @@
 Two loops play the same episodes in turn: one after the other (sample all replies, then step the environments), and
 `play` of agents/grpo.py, which sends each reply when it is written. Wall time is what matters here; processor time is
 that of this process, so without the sampler's server, the judge's and the sandbox's. Replies come from a real vLLM for
-CPUs, which writes 8 at a time on the same cores, or from elsewhere: the replies of the data, which take their number of
+CPUs, which writes 4 at a time on the same cores, or from elsewhere: the replies of the data, which take their number of
 tokens over `--rate` and no processor, as those of a server on another machine.
 
 Generation and scoring alone are the two phases of the first loop. What cannot be hidden is the verdict on the last
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ from agents import grpo  # noqa: E402
 from tests.generation.chat_servers import ChatApp, grade  # noqa: E402
 
 CODE = {"kind": "code", "num_workers": 2}
-AT_A_TIME = 8  # replies that vLLM writes at the same time
+AT_A_TIME = 4  # replies that vLLM writes at the same time
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ CASES = {
 
 class Elsewhere:
     """A sampler whose completions are known: each takes its number of tokens over a rate, and no processor."""
+
+    in_waves = False
 
     def __init__(self, known: Mapping[bytes, Completion], rate: float) -> None:
         self._known, self._rate = known, rate
@@ -205,6 +208,7 @@ class Played:
     phases: Mapping[str, float]
     rewards: Sequence[float]
     replies: Sequence[tuple[str, int]]
+    verdicts: Sequence[str]
 
 
 def played(loop: Callable[..., Any], envs: Any, sampler: Sampler, batch: RolloutBatch) -> Played:
@@ -213,7 +217,8 @@ def played(loop: Callable[..., Any], envs: Any, sampler: Sampler, batch: Rollout
     seconds = time.perf_counter() - wall, time.process_time() - processor
     rollouts = sorted(table.rollouts, key=lambda rollout: rollout.row)
     replies = [(each.turns[0].reply, len(each.turns[0].completion.token_ids)) for each in rollouts]
-    return Played(*seconds, timer.take(), [each.reward for each in rollouts], replies)
+    verdicts = [verdict for each in rollouts for verdict in each.verdicts.values()]
+    return Played(*seconds, timer.take(), [each.reward for each in rollouts], replies, verdicts)
 
 
 class Benchmark:
@@ -283,7 +288,8 @@ class Benchmark:
         envs = gym.make_vec("RewardModel-v0", size, reward_model=scorer, prompts=prompts, autoreset_mode="Disabled")
         runs: list[tuple[Played, Played]] = []
         try:
-            for round_number in range(self.args.rounds + 1):
+            played(grpo.play, envs, sampler, self.batch())  # starts interpreters, connections and threads
+            for round_number in range(self.args.rounds):
                 order = [in_turn, grpo.play] if round_number % 2 else [grpo.play, in_turn]
                 of_round = {loop: played(loop, envs, sampler, self.batch()) for loop in order}
                 runs.append((of_round[in_turn], of_round[grpo.play]))
@@ -291,9 +297,10 @@ class Benchmark:
         finally:
             envs.close()
             scorer.close()
-        del runs[0]  # starts interpreters, connections and threads
-        console.print(f"{name}: " + "; ".join(f"{one.wall:.2f} s, {other.wall:.2f} s" for one, other in runs))
-        return summary(runs, last)
+        found = summary(runs, last)
+        numbers = {key: round(value, 2) for key, value in found.items() if not isinstance(value, dict)}
+        console.print(f"{name}: {numbers}, verdicts {Counter(runs[-1][1].verdicts)}", highlight=False)
+        return found
 
     def batch(self) -> RolloutBatch:
         """Return the episodes, one for each row."""
@@ -315,7 +322,7 @@ class Benchmark:
         (self.folder / "prompts.jsonl").write_text(
             "".join(f"{json.dumps({'messages': r['messages']})}\n" for r in rows)
         )
-        judge = {"kind": "judge", "path": self.judges, "name": "0.5", "max_connections": 2}
+        judge = {"kind": "judge", "path": self.judges, "name": "0.1" if self.args.tiny else "0.5", "max_connections": 2}
         values: dict[str, Any] = {
             "output": str(folder), "steps": self.args.steps, "threads": torch.get_num_threads(),
             "policy": {"model": str(self.model)},
@@ -379,11 +386,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, help="folder of the environment that has vLLM")
     parser.add_argument("--model", type=Path, help="folder of the policy; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--rows", type=int, default=24, help="replies of a loop")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="most tokens of a reply of vLLM")
-    parser.add_argument("--rate", type=float, default=40.0, help="tokens per second of each reply from elsewhere")
+    parser.add_argument("--rows", type=int, default=16, help="replies of a loop")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="most tokens of a reply of vLLM")
+    parser.add_argument("--rate", type=float, default=60.0, help="tokens per second of each reply from elsewhere")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each loop")
     parser.add_argument("--steps", type=int, default=6, help="steps of GRPO")
+    parser.add_argument("--samplers", nargs="+", default=["elsewhere", "vLLM"], choices=["elsewhere", "vLLM"])
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose name contains one of these")
     parser.add_argument("--tiny", action="store_true", help="the embedded models, few rows and no vLLM, for a try")
     parser.add_argument("--serve-judges", action="store_true", help=argparse.SUPPRESS)
@@ -396,21 +404,23 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if args.tiny:
+            args.samplers = ["elsewhere"]
             args.model, args.rows, args.rate, args.rounds, args.steps = EMBEDDED, 4, 1000.0, 1, 2
         args.model = args.model or fetch("smollm2")
         benchmark, url = Benchmark(args, folder, stack.enter_context(judges())), None
-        samplers: dict[str, Sampler | None] = {"elsewhere": None}
-        if not args.tiny:
+        samplers: dict[str, Sampler | None] = dict.fromkeys(args.samplers)
+        if "vLLM" in samplers:
             url = stack.enter_context(vllm_server(args.vllm or vllm_peer.environment(), args.model, folder / "log"))
             samplers["vLLM"] = benchmark.remote(url)
-        values: dict[str, Any] = {"rows": args.rows}
+        values: dict[str, Any] = {"rows": args.rows, "cases": {}}
         for sampler_name, sampler in samplers.items():
-            values[sampler_name] = {
+            values["cases"][sampler_name] = {
                 case: benchmark.compare(case, sampler, console)
                 for case in CASES
                 if any(part in case for part in args.only)
             }
-        values["GRPO"] = {f"{ahead}": benchmark.train(url, ahead) for ahead in (0, 1)}
+        if url or args.tiny:
+            values["GRPO"] = {f"{ahead}": benchmark.train(url, ahead) for ahead in (0, 1)}
         console.print(json.dumps(results.plain(values), indent=1))
         results.save(args.save, values, versions={} if args.tiny else {"vllm": "0.32.0"})
 
