@@ -5,8 +5,8 @@
 Two loops play the same episodes in turn: one after the other (sample all replies, then step the environments), and
 `play` of agents/grpo.py, which sends each reply when it is written. Wall time is what matters here; processor time is
 that of this process, so without the sampler's server, the judge's and the sandbox's. Replies come from a real vLLM for
-CPUs, which writes 4 at a time on the same cores, or from elsewhere: the replies of the data, which take their number of
-tokens over `--rate` and no processor, as those of a server on another machine.
+CPUs, which writes 4 at a time on the same cores, up to a full stop; or from elsewhere: the replies of the data, which
+take their number of tokens over `--rate` and no processor, as those of a server on another machine.
 
 Generation and scoring alone are the two phases of the first loop. What cannot be hidden is the verdict on the last
 reply, which is that of one reply alone. Then a run of GRPO takes a few steps with `sampling.steps_ahead` of 0 and 1.
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -183,6 +184,12 @@ def vllm_server(environment: Path, model: Path, log: Path) -> Iterator[str]:
         server.kill()
 
 
+def vllm_version(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/version") as reply:
+        version: str = json.load(reply)["version"]
+    return version.partition("+")[0]
+
+
 # --- the two loops ---------------------------------------------------------------------------------------------------
 
 
@@ -258,8 +265,9 @@ class Benchmark:
     def remote(self, url: str) -> RemoteSampler:
         """Return the sampler of a vLLM."""
         model = AutoModelForCausalLM.from_pretrained(self.model)
+        ends = [*end_tokens(model, self.tokenizer), self.tokenizer.convert_tokens_to_ids(".")]  # few are short without
         return RemoteSampler(
-            url, model=str(self.model), tokenizer=self.tokenizer, ends=end_tokens(model, self.tokenizer),
+            url, model=str(self.model), tokenizer=self.tokenizer, ends=ends,
             save=lambda folder, weights: None, weights_folder=self.folder / "none",
             max_new_tokens=self.args.max_new_tokens,
         )  # fmt: skip
@@ -299,7 +307,8 @@ class Benchmark:
             scorer.close()
         found = summary(runs, last)
         numbers = {key: round(value, 2) for key, value in found.items() if not isinstance(value, dict)}
-        console.print(f"{name}: {numbers}, verdicts {Counter(runs[-1][1].verdicts)}", highlight=False)
+        rounds = "; ".join(f"{turn.wall:.2f} and {over.wall:.2f}" for turn, over in runs)
+        console.print(f"{name}: {rounds} s; {numbers}, verdicts {Counter(runs[-1][1].verdicts)}", highlight=False)
         return found
 
     def batch(self) -> RolloutBatch:
@@ -328,7 +337,7 @@ class Benchmark:
             "policy": {"model": str(self.model)},
             "sampling": {"server": url, "steps_ahead": ahead, "max_new_tokens": self.args.max_new_tokens},
             "env": {"reward_model": judge, "prompts": str(self.folder / "prompts.jsonl"), "num_prompts": 4}
-            | {"group_size": 4},
+            | {"group_size": 2},
             "loss": {"measure_kl": False},
             "eval": {"num_prompts": 0},
         }  # fmt: skip
@@ -386,8 +395,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, help="folder of the environment that has vLLM")
     parser.add_argument("--model", type=Path, help="folder of the policy; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--rows", type=int, default=16, help="replies of a loop")
-    parser.add_argument("--max-new-tokens", type=int, default=32, help="most tokens of a reply of vLLM")
+    parser.add_argument("--rows", type=int, default=12, help="replies of a loop")
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="most tokens of a reply of vLLM")
     parser.add_argument("--rate", type=float, default=60.0, help="tokens per second of each reply from elsewhere")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each loop")
     parser.add_argument("--steps", type=int, default=6, help="steps of GRPO")
@@ -422,7 +431,7 @@ def main() -> None:
         if url or args.tiny:
             values["GRPO"] = {f"{ahead}": benchmark.train(url, ahead) for ahead in (0, 1)}
         console.print(json.dumps(results.plain(values), indent=1))
-        results.save(args.save, values, versions={} if args.tiny else {"vllm": "0.32.0"})
+        results.save(args.save, values, versions={"vllm": vllm_version(url)} if url else {})
 
 
 if __name__ == "__main__":
