@@ -23,6 +23,7 @@ from gym_rm.policy.rollouts_ahead import KeptCompletions, RolloutsAhead, complet
 from gym_rm.policy.run_folder import GRPORunFolder
 from gym_rm.training import checkpoints
 from tests.policy.policy_runs import curve, finished, lengths_and_vowels, require_same_run, settings_of, start, train
+from tests.policy.test_grpo_resuming import losing_the_server
 from tests.training.runs import Killed, kill_at
 
 AHEAD = "sampling.steps_ahead=1"
@@ -113,12 +114,9 @@ def test_what_was_done_during_the_update_is_hidden(uninterrupted):
         pytest.param(grpo.RolloutsAhead, "begin", 1, marks=pytest.mark.slow),
         pytest.param(grpo.RolloutsAhead, "take", 2, marks=pytest.mark.slow),
         pytest.param(grpo.RolloutsAhead, "take", 3, marks=pytest.mark.slow),
-        pytest.param(LocalSampler, "stream", 4, marks=pytest.mark.slow),
-        pytest.param(LocalSampler, "stream", 6, marks=pytest.mark.slow),
-        pytest.param(grpo.RolloutBatch, "replies", 20, marks=pytest.mark.slow),  # in the thread
         pytest.param(grpo.RolloutBatch, "table", 5, marks=pytest.mark.slow),
         pytest.param(Learner, "checkpoint", 2, marks=pytest.mark.slow),
-        pytest.param(checkpoints, "save_file", 6, marks=pytest.mark.slow),  # the kept completions of step 4
+        pytest.param(checkpoints, "save_file", 3, marks=pytest.mark.slow),  # the kept completions of step 3
         pytest.param(grpo, "estimate", 3, marks=pytest.mark.slow),
         pytest.param(Learner, "export", 2, marks=pytest.mark.slow),
     ],
@@ -222,6 +220,22 @@ def test_a_server_that_is_lost_in_the_thread_and_comes_back_changes_nothing(tmp_
         assert "error" not in BROKEN
     assert train(tmp_path / "whole", AHEAD, of(failing_calls)) is None
     require_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_step_whose_sampler_is_lost_is_written_with_the_weights_of_then_also_if_the_run_is_killed(
+    tmp_path, monkeypatch
+):
+    for name in ("whole", "killed"):
+        with monkeypatch.context() as patch:
+            losing_the_server(patch, {4})  # in the thread that plays the third step
+            if name == "whole":
+                train(tmp_path / name, AHEAD)
+                continue
+            kill_at(patch, Learner, "optimizer_step", 3)
+            with pytest.raises(Killed):
+                train(tmp_path / name, AHEAD)
+    assert [row["lag"] for row in curve(tmp_path / "whole" / "metrics.csv")] == ["0.0", "1.0", "0.0", "1.0"]
+    require_resumed(tmp_path / "killed", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), GymRMError("no score"), OSError("no disk")])
