@@ -51,9 +51,12 @@ class RolloutsAhead:
         """Begin a step; the completions of the step before it are not needed any more."""
         self._kept.by_key.clear()
         future: Future[RolloutTable] = Future()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # threads have their own
 
         def play() -> None:
             try:
+                if device is not None:
+                    torch.cuda.set_device(device)
                 future.set_result(self._play_step(step, self._timer))
             except BaseException as error:  # raised by `take`
                 future.set_exception(error)
