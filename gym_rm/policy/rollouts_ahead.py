@@ -51,7 +51,8 @@ class RolloutsAhead:
         """Begin a step; the completions of the step before it are not needed any more."""
         self._kept.by_key.clear()
         future: Future[RolloutTable] = Future()
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # threads have their own
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device() if used else None  # a thread has its own, the first
 
         def play() -> None:
             try:
