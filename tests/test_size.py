@@ -11,30 +11,30 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = {
-    "top": 2_340,
+    "top": 2_380,
     "adapters": 1_230,
     "cli": 1_700,
     "data": 2_500,
     "engine": 12_500,
-    "envs": 2_840,
+    "envs": 3_370,
     "evaluation": 3_600,
-    "generation": 1_670,
+    "generation": 1_830,
     "http_client": 420,
     "planning": 5_950,
-    "policy": 2_460,
+    "policy": 2_890,
     "reports": 2_560,
-    "sandbox": 1_610,
-    "scorers": 8_370,
+    "sandbox": 1_630,
+    "scorers": 8_610,
     "server": 1_725,
-    "testing": 770,
-    "training": 2_340,
+    "testing": 900,
+    "training": 2_360,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 51_500
+TESTS = 53_400
 """Lines of `tests/`."""
 
-PAGES = 23_400
+PAGES = 23_850
 """Words of `docs/` outside fenced code and comments."""
 
 
