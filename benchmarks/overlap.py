@@ -9,7 +9,8 @@ CPUs, which writes 4 at a time on the same cores, up to a full stop; or from els
 take their number of tokens over `--rate` and no processor, as those of a server on another machine.
 
 Generation and scoring alone are the two phases of the first loop. What cannot be hidden is the verdict on the last
-reply, which is that of one reply alone. Then a run of GRPO takes a few steps with `sampling.steps_ahead` of 0 and 1.
+reply, which is that of one reply alone. The machine's other work makes the wall time of vLLM vary between runs; what
+`play` took after its last reply is measured in one run. Then a run of GRPO takes a few steps with `sampling.steps_ahead` of 0 and 1.
 """
 
 from __future__ import annotations
@@ -366,6 +367,8 @@ def summary(runs: Sequence[tuple[Played, Played]], last: float) -> dict[str, Any
         "last verdict": last,
         "one after the other": median(lambda turn, _: turn.wall),
         "overlapped": median(lambda _, over: over.wall),
+        "last reply": median(lambda _, over: over.phases["generate"]),
+        "not hidden": median(lambda _, over: over.phases["score"]),
         "times": median(lambda turn, over: turn.wall / over.wall),
         "of the longer": median(lambda turn, over: over.wall / longer(turn)),
         "of the longer and the last": median(lambda turn, over: over.wall / (longer(turn) + last)),
@@ -395,11 +398,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, help="folder of the environment that has vLLM")
     parser.add_argument("--model", type=Path, help="folder of the policy; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--rows", type=int, default=12, help="replies of a loop")
+    parser.add_argument("--rows", type=int, default=8, help="replies of a loop")
     parser.add_argument("--max-new-tokens", type=int, default=24, help="most tokens of a reply of vLLM")
-    parser.add_argument("--rate", type=float, default=60.0, help="tokens per second of each reply from elsewhere")
+    parser.add_argument("--rate", type=float, default=100.0, help="tokens per second of each reply from elsewhere")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each loop")
-    parser.add_argument("--steps", type=int, default=6, help="steps of GRPO")
+    parser.add_argument("--steps", type=int, default=4, help="steps of GRPO")
     parser.add_argument("--samplers", nargs="+", default=["elsewhere", "vLLM"], choices=["elsewhere", "vLLM"])
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose name contains one of these")
     parser.add_argument("--tiny", action="store_true", help="the embedded models, few rows and no vLLM, for a try")
