@@ -9,8 +9,9 @@ CPUs, which writes 4 at a time on the same cores, up to a full stop; or from els
 take their number of tokens over `--rate` and no processor, as those of a server on another machine.
 
 Generation and scoring alone are the two phases of the first loop. What cannot be hidden is the verdict on the last
-reply, which is that of one reply alone. The machine's other work makes the wall time of vLLM vary between runs; what
-`play` took after its last reply is measured in one run. Then a run of GRPO takes a few steps with `sampling.steps_ahead` of 0 and 1.
+reply, which is that of one reply alone. Other work on the machine makes vLLM slower in one loop than in the other; how
+long `play` goes on after its last reply does not depend on it. Then a run of GRPO takes a few steps with
+`sampling.steps_ahead` of 0 and 1.
 """
 
 from __future__ import annotations
