@@ -200,9 +200,10 @@ def test_verdicts_are_those_of_the_rows_and_components_only_those_that_a_row_has
         return gym_rm.Scores.from_rewards(
             [1.0] * count,
             components={"math": [1.0] * count, "chat": [math.nan] * count},
-            infos={"math/verdict": [f"verdict {row}" for row in range(count)]},
+            infos={"math/verdict": [f"verdict on {each[-1]['content']}" for each in conversations]},
         )
 
     rollouts = Run(tmp_path, scorer=graded).step()
-    assert [rollout.verdicts for rollout in rollouts] == [{"math/verdict": f"verdict {row}"} for row in range(16)]
+    for rollout in rollouts:
+        assert rollout.verdicts == {"math/verdict": f"verdict on {rollout.conversation[-1]['content']}"}
     assert all(rollout.components == {"math": 1.0} for rollout in rollouts)

@@ -50,14 +50,14 @@ def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
     said = conversation("What?", "\ud800 That.")
     RunWriter(tmp_path, {}).add_conversation(
         4, said, prompt_id="p", reward=float("nan"), phase="train", group=2, advantage=-0.5, tokens=7, finished=False,
-        components={"help": 0.5, "safety": float("nan")},
+        lag=1, components={"help": 0.5, "safety": float("nan")},
         verdicts={"math/verdict": "timeout"}, step_rewards=[[0.5]], step_ends=[[7]],
     )  # fmt: skip
     RunWriter.add_metrics(RunWriter(tmp_path, {}, resume_after=4), "train", 4, {})
     (row,) = read_run(tmp_path).conversations
     assert row == {
         "step": 4, "phase": "train", "group": 2, "prompt_id": "p", "reward": None, "advantage": -0.5, "right": None,
-        "tokens": 7, "finished": False, "messages": said, "components": {"help": 0.5, "safety": None},
+        "tokens": 7, "finished": False, "lag": 1, "messages": said, "components": {"help": 0.5, "safety": None},
         "verdicts": {"math/verdict": "timeout"}, "step_rewards": [[0.5]], "step_ends": [[7]],
     }  # fmt: skip
 
