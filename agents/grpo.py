@@ -71,7 +71,7 @@ SECONDS_BETWEEN_CALLS = 5.0  # of a server that was lost
 def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) -> RolloutTable:
     """Sample replies, and step each as soon as it is written, until every episode of a batch has ended."""
     envs.cancel()  # what a call that failed left in flight
-    in_threads = max_concurrent_calls(envs.scorer) > 0
+    in_threads, one_turn = max_concurrent_calls(envs.scorer) > 0, envs.settings.max_turns == 1
     batch.begin(*envs.reset(options={"prompt_indices": batch.prompt_indices}))
     with contextlib.closing(sampler.stream()) as stream:
         while batch.playing.any():
@@ -81,12 +81,12 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
                 if not stream.in_waves or not (flying or stream.num_open):  # a wave is the next turn of all
                     rows, prompts, seeds = batch.requests()
                     stream.add(rows, prompts, seeds=seeds)
-                completions = stream.take(timeout=SECONDS_BETWEEN_LOOKS if scoring else None)
+                completions = stream.take(timeout=None if one_turn or not scoring else SECONDS_BETWEEN_LOOKS)
             with timer.measure("score"):
                 if completions:
                     replies, written = batch.replies(completions)
                     envs.send(replies, rows=written)
-                if envs.ready.any() or not stream.num_open:
+                if not stream.num_open or (envs.ready.any() and not one_turn):  # there may be a next turn to ask for
                     step = envs.recv()
                     batch.add(step, rows=step[-1]["rows"])
     return batch.table()

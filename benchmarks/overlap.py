@@ -295,7 +295,8 @@ class Benchmark:
         sampler = sampler or self.elsewhere(rows)
         scorer = case.scorer(self.judges, self.reward_model if case.in_process else None)
         prompts = [{key: value for key, value in row.items() if key != "told"} for row in rows]
-        envs = gym.make_vec("RewardModel-v0", size, reward_model=scorer, prompts=prompts, autoreset_mode="Disabled")
+        options = {"prompts": prompts, "max_turns": 1, "autoreset_mode": "Disabled"}
+        envs = gym.make_vec("RewardModel-v0", size, reward_model=scorer, **options)
         runs: list[tuple[Played, Played]] = []
         try:
             played(grpo.play, envs, sampler, self.batch())  # starts interpreters, connections and threads
