@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import queue
 import time
 import weakref
@@ -59,12 +60,17 @@ class Landing:
     """Where the outcome of a flight comes down, without a lock, which Ctrl-C could leave locked.
 
     Attributes:
-        begun: whether it is being played, or need not be any more.
+        put, begun: the process in which it was handed to the threads, and that in which it is being played or need
+            not be any more; 0 before. A fork and a copy have no such threads.
         outcome: the outcome, or what was raised; None before.
     """
 
-    begun: bool = False
+    put: int = 0
+    begun: int = 0
     outcome: Outcome | BaseException | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Landing, (0, 0, self.outcome)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +118,12 @@ class Flight:
 
     def begin(self) -> bool:
         """Return whether it is to be played now; see `MergedCalls`."""
-        began, self.landing.begun = self.landing.begun or self.is_ready, True
+        began, self.landing.begun = self.landing.begun == os.getpid() or self.is_ready, os.getpid()
         return not began
 
     def cancel(self) -> None:
         """Do not play it if it has not begun."""
-        self.landing.begun = True
+        self.landing.begun = os.getpid()
 
     @property
     def is_ready(self) -> bool:
@@ -167,7 +173,6 @@ class FlightControl:
         )
         self._threads: dict[Hashable, MergedCalls[Flight]] = {}  # by route
         self._landed: queue.SimpleQueue[None] = queue.SimpleQueue()  # has something when a flight is ready
-        self._started: weakref.WeakSet[Flight] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FlightControl, (self._settings, self._num_envs, self._scorer, self._user, self._toolbox)
@@ -202,10 +207,11 @@ class FlightControl:
 
     def start(self, flights: Sequence[Flight]) -> None:
         """Hand flights to the threads, unless the scorer must be called in the thread of the caller."""
+        process = os.getpid()
         for flight in flights if self._max_calls else ():
-            if flight.complete and not flight.is_ready and flight not in self._started:
+            if flight.landing.put != process and flight.complete and not flight.is_ready:
                 self._threads_of(flight.route).put(flight)
-                self._started.add(flight)  # afterwards: what is put twice has one outcome, what is not put has none
+                flight.landing.put = process  # afterwards: what is put twice has one outcome, what is not put has none
 
     def wait(self, flights: Sequence[Flight], num_rows: int, timeout: float | None) -> list[Flight]:
         """Return the flights with an outcome once they have so many rows, or after some seconds.
@@ -218,10 +224,14 @@ class FlightControl:
         deadline = None if timeout is None else time.monotonic() + timeout
         self.start(flights)  # if a send was interrupted
         while True:
-            ready = [flight for flight in flights if flight.is_ready]
+            with contextlib.suppress(queue.Empty):
+                while True:  # before looking: what these tell is seen now
+                    self._landed.get_nowait()
+            ready, waiting = list[Flight](), list[Flight]()
+            for flight in flights:
+                (ready if flight.is_ready else waiting).append(flight)
             if sum(len(flight.rows) for flight in ready) >= num_rows or timeout == 0:
                 return ready
-            waiting = [flight for flight in flights if not flight.is_ready]
             if not any(flight.complete for flight in waiting):
                 rows = sorted(row for flight in waiting for row in flight.rows)
                 raise ActionError(

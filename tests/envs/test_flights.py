@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import multiprocessing
+import pickle
 import threading
 import time
 import weakref
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm import ActionError, Scores, ScoringError
+from gym_rm.envs.flights import Flight, Outcome
 from gym_rm.envs.infos import infos_of_row
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.scorer import NeverCopied
@@ -413,6 +416,71 @@ def test_a_copy_receives_what_was_in_flight_and_ends_by_itself():
     envs.close()
     twin.send(["aa", "b"])
     assert received(twin, 2) == {0: 2, 1: 1}
+
+
+class Later:
+    """Reward function in processes: `slow` replies take a while, the first time in each process."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, conversations):
+        self.calls.append([conversation[-1]["content"] for conversation in conversations])
+        if self.calls == [["slow"]]:
+            time.sleep(0.3)
+        return [len(conversation[-1]["content"]) for conversation in conversations]
+
+
+def in_flight_in_a_thread():
+    """Environments with a row that is being scored and one that waits."""
+    later = Later()
+    envs = make(2, reward_model=later, prompts=[prompt(0)]).unwrapped
+    envs.reset(seed=0)
+    send(envs, {0: "slow"})
+    while not later.calls:
+        time.sleep(0.001)
+    send(envs, {1: "x"})
+    return envs
+
+
+def test_an_environment_that_is_pickled_in_flight_is_scored_by_its_copy():
+    envs = in_flight_in_a_thread()
+    twin = pickle.loads(pickle.dumps(envs))
+    assert received(twin, 2) == received(envs, 2) == {0: 4, 1: 1}
+
+
+def receive_into(envs, queue):
+    queue.put(received(envs, 2))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_a_fork_scores_itself_what_was_in_flight():
+    envs = in_flight_in_a_thread()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=receive_into, args=(envs, queue))
+    process.start()
+    try:
+        assert queue.get(timeout=SOON) == received(envs, 2) == {0: 4, 1: 1}
+    finally:
+        process.kill()
+        process.join()
+
+
+class LandsInBetween(Flight):
+    """Flight whose outcome comes just after the first look at it."""
+
+    @property
+    def is_ready(self):
+        seen = super().is_ready
+        self.landing.outcome = Outcome({}, Scores.from_rewards([]), (), {})
+        return seen
+
+
+def test_an_outcome_that_comes_between_two_looks_is_received():
+    envs, _ = started(2)
+    flight = LandsInBetween((0,), complete=False)
+    assert envs.unwrapped._flights.wait([flight], 1, SOON) == [flight]
 
 
 # --- against plain steps
