@@ -3,6 +3,7 @@
 import copy
 import gc
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm import ActionError, Scores, ScoringError
-from gym_rm.envs.flights import Flight, Outcome
+from gym_rm.envs.flights import Flight, Landing, Outcome
 from gym_rm.envs.infos import infos_of_row
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.scorer import NeverCopied
@@ -479,7 +480,7 @@ class LandsInBetween(Flight):
 
 def test_an_outcome_that_comes_between_two_looks_is_received():
     envs, _ = started(2)
-    flight = LandsInBetween((0,), complete=False)
+    flight = LandsInBetween((0,), landing=Landing(put=os.getpid()))
     assert envs.unwrapped._flights.wait([flight], 1, SOON) == [flight]
 
 
