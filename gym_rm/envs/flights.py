@@ -63,11 +63,15 @@ class Landing:
         put, begun: the process in which it was handed to the threads, and that in which it is being played or need
             not be any more; 0 before. A fork and a copy have no such threads.
         outcome: the outcome, or what was raised; None before.
+        turns, calls: those of `Outcome`, once a score is all that is missing: nobody is asked, and no tool is called,
+            a second time if it fails or is interrupted. None before.
     """
 
     put: int = 0
     begun: int = 0
     outcome: Outcome | BaseException | None = None
+    turns: Mapping[int, UserTurn] | None = None
+    calls: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Landing, (0, 0, self.outcome)
@@ -122,7 +126,9 @@ class Flight:
         return not began
 
     def cancel(self) -> None:
-        """Do not play it if it has not begun."""
+        """Do not play it if it has not begun; who waits for it in another thread need not any more."""
+        if not self.is_ready:
+            self.landing.outcome = ActionError(f"what was sent to environments {list(self.rows)} was cancelled.")
         self.landing.begun = os.getpid()
 
     @property
@@ -273,7 +279,14 @@ class FlightControl:
         turns: dict[int, UserTurn] = {}
         calls: dict[int, tuple[int, int]] = {}
         if not on_turn:
-            turns, calls = self._next_turns(rows, replies, said, episodes, None)
+            asked = sorted(row for flight in flights if flight.landing.turns is None for row in flight.rows)
+            turns, calls = self._next_turns(asked, replies, said, episodes, None)
+            for flight in flights:
+                if (known := flight.landing.turns) is None:
+                    flight.landing.calls, flight.landing.turns = calls, turns
+                else:
+                    turns = turns | {row: known[row] for row in flight.rows}
+                    calls = calls | {row: flight.landing.calls[row] for row in flight.rows if flight.landing.calls}
         scored = rows if on_turn else [row for row in rows if turns[row].ended]
         parts = self._calls(scored, episodes)
         results = []

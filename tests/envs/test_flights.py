@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -417,6 +418,48 @@ def test_a_copy_receives_what_was_in_flight_and_ends_by_itself():
     envs.close()
     twin.send(["aa", "b"])
     assert received(twin, 2) == {0: 2, 1: 1}
+
+
+def test_tools_are_called_once_if_the_score_of_another_row_raises():
+    called = []
+
+    def note(text: str) -> str:
+        """Note a text.
+
+        Args:
+            text: what to note.
+        """
+        called.append(text)
+        return text
+
+    def end(conversations, prompts, scores):
+        return [None] * len(conversations)
+
+    envs, scorer = started(4, tools=[note], reward_on="end", respond=end)
+    function = {"name": "note", "arguments": {"text": "a"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    send(envs, {3: "wait"})
+    assert scorer.begun.wait(SOON)
+    for row, reply in {0: call, 1: "raise", 2: "xx"}.items():  # which are scored together
+        send(envs, {row: reply})
+    scorer.go.set()
+    with pytest.raises(ZeroDivisionError):
+        received(envs, 4)
+    assert received(envs, 3).keys() == {0, 2, 3}
+    assert called == ["a"]
+
+
+def test_who_waits_for_what_is_cancelled_gets_an_error():
+    envs, scorer = started(2)
+    send(envs, {0: "wait"})
+    assert scorer.begun.wait(SOON)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(received, envs)
+        time.sleep(0.05)
+        envs.close()
+        with pytest.raises(ActionError, match=r"^what was sent to environments \[0\] was cancelled\."):
+            waiting.result(SOON)
+    scorer.go.set()
 
 
 class Later:
