@@ -320,6 +320,7 @@ class SerialCalls:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
         self._waiting: list[ScoreRequest] = []
+        self._calling = False
         self._lock = lock_open_after_fork()
         if hasattr(scorer, "executor") and (device := getattr(getattr(scorer, "provenance", None), "device", None)):
             self._lock = _device_locks.setdefault(device, self._lock)  # models that share a device take turns
@@ -334,9 +335,13 @@ class SerialCalls:
         try:
             with self._lock:
                 if not request.future.done():
-                    if len(requests := self._merged(request)) == 1:
-                        return try_score(self.scorer, conversations, prompts)
-                    answer(requests, functools.partial(try_score, self.scorer))
+                    outer, self._calling = self._calling, True
+                    try:
+                        if outer or len(requests := self._merged(request)) == 1:  # a scorer that calls itself
+                            return try_score(self.scorer, conversations, prompts)
+                        answer(requests, functools.partial(try_score, self.scorer))
+                    finally:
+                        self._calling = outer
             return request.future.result()
         except ScoringError as error:
             return error.scores
@@ -345,12 +350,15 @@ class SerialCalls:
 
     def _merged(self, first: ScoreRequest) -> list[ScoreRequest]:
         """Return a request and those that wait, as far as they fit in one call."""
+        others = [] if is_relative(self.scorer) else self._waiting[:]
+        others = [each for each in others if each is not first and not each.future.done()]
+        if not others:
+            return [first]
         requests: list[ScoreRequest] = []
         budget = getattr(self.scorer, "max_num_batched_tokens", None)
         characters = math.inf if budget is None else CHARACTERS_PER_TOKEN * budget
         num_rows, texts = 0, set[str]()
-        others = [] if is_relative(self.scorer) else self._waiting[:]
-        for request in (first, *(each for each in others if each is not first and not each.future.done())):
+        for request in (first, *others):
             num_rows += len(request.conversations)
             texts |= {str(message.get("content")) for each in request.conversations for message in each}
             if requests and (num_rows > MAX_BATCH_SIZE or sum(map(len, texts)) > characters):

@@ -425,6 +425,19 @@ def test_a_caller_that_is_interrupted_leaves_the_others_to_themselves():
     ]
 
 
+def test_a_scorer_that_calls_itself_does_not_score_its_own_call_again():
+    class Twice(Turns):
+        def score(self, conversations, prompts=None):
+            self.calls.append([conversation[-1]["content"] for conversation in conversations])
+            if len(self.calls) > 1:
+                return Scores.from_rewards([1.0] * len(conversations))
+            return serial_calls(self).try_score([chat("q", "inner")])
+
+    scorer = Twice(0)
+    assert serial_calls(scorer).try_score([chat("q", "outer")]).rewards.tolist() == [1.0]
+    assert scorer.calls == [["outer"], ["inner"]]
+
+
 def test_calls_of_a_relative_scorer_are_not_merged():
     scorer = Turns(3, relative=True)
     assert scorer.score_all("first", "a", "bb", "ccc") == [5, 1, 2, 3]
