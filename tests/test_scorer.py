@@ -465,7 +465,11 @@ with_alarm.max_concurrent_calls = 0
         (None, 0),
         ({"kind": "math"}, 1),
         ({"kind": "judge", "path": "embedded:judge", "style": "genrm"}, 0),
-        ({"kind": "judge", "path": "http://127.0.0.1:9"}, CALLS_THAT_WAIT),
+        pytest.param(
+            {"kind": "judge", "path": "http://127.0.0.1:9"},
+            CALLS_THAT_WAIT,
+            marks=pytest.mark.skipif(importlib.util.find_spec("httpx") is None, reason="needs httpx"),
+        ),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
