@@ -82,7 +82,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"gym_rm\.(engine|sandbox|planning\.(request_settings|quantities)|policy\.grpo_settings|lora_settings)\..*",
     ),
-    ("py:class", r"gym_rm\.envs\.(infos|single|numeric_views)\.(EnvState|SingleEnv|NumericView)"),
+    ("py:class", r"gym_rm\.envs\.(infos|single|numeric_views|flights)\.(EnvState|SingleEnv|NumericView|Flight)"),
 ]
 
 linkcheck_ignore = [r"http://(127\.0\.0\.1|localhost).*", rf"{repository}/.*"]
