@@ -46,7 +46,6 @@ from gym_rm.policy.estimate import estimate, zero_variance_groups
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.losses import policy_loss, update_metrics
-from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_batch import RolloutBatch
 from gym_rm.policy.rollout_schedule import RolloutSchedule
 from gym_rm.policy.rollouts import RolloutTable
@@ -58,6 +57,7 @@ from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer, is_relative, max_concurrent_calls
 from gym_rm.scorers.load import load_scorer
+from gym_rm.training.phase_timer import PhaseTimer
 from gym_rm.training.run_folder import heard_signals
 from gym_rm.types import Prompt
 

@@ -49,9 +49,9 @@ from gym_rm.config import load_config
 from gym_rm.engine.text.policy_renderer import PolicyRenderer
 from gym_rm.generation.completions import Completion, Sampler, TokenIds, sample_all
 from gym_rm.generation.sampling import end_tokens
-from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.remote_sampler import RemoteSampler
 from gym_rm.policy.rollout_batch import RolloutBatch
+from gym_rm.training.phase_timer import PhaseTimer
 
 ROOT = Path(__file__).resolve().parents[1]
 EMBEDDED = Path(gym_rm.__file__).parent / "assets" / "policy"

@@ -30,7 +30,8 @@ from gym_rm.scorer import (
     route_of,
     try_score,
 )
-from gym_rm.scorers.batching import MergedCalls, serial_calls
+from gym_rm.scorers.batching import serial_calls
+from gym_rm.scorers.merged_calls import MergedCalls
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_rm.generation.completions import Completion, CompletionStream, Sampler, TokenIds
-from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollouts import RolloutTable
+from gym_rm.training.phase_timer import PhaseTimer
 
 THREAD = "gym_rm rollouts ahead"
 SECONDS_TO_END = 10.0  # of a thread whose run has failed

@@ -17,11 +17,11 @@ from gym_rm.generation.completions import Completion
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy import rollouts_ahead
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.policy.rollouts_ahead import KeptCompletions, RolloutsAhead, completion_tensors, completions_of
 from gym_rm.policy.run_folder import GRPORunFolder
 from gym_rm.training import checkpoints
+from gym_rm.training.phase_timer import PhaseTimer
 from tests.policy.policy_runs import curve, finished, lengths_and_vowels, require_same_run, settings_of, start, train
 from tests.policy.test_grpo_resuming import losing_the_server
 from tests.training.runs import Killed, kill_at

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from agents import grpo
-from gym_rm.policy import phase_timer, rollouts_ahead
-from gym_rm.policy.phase_timer import PhaseTimer
+from gym_rm.policy import rollouts_ahead
 from gym_rm.policy.rollouts import RolloutTable
 from gym_rm.policy.rollouts_ahead import KeptCompletions, RolloutsAhead
+from gym_rm.training import phase_timer
+from gym_rm.training.phase_timer import PhaseTimer
 from tests.policy.test_rollouts import Run
 
 
