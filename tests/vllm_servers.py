@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +31,7 @@ class Server:
         self.url, self.folder, self.log = f"http://127.0.0.1:{self.port}", folder, log
         command = [environment / "bin" / "vllm", "serve", folder, "--port", self.port, "--dtype", dtype]
         self._command = [str(each) for each in (*command, *OPTIONS, *options)]
-        self._process = None
+        self._process, self._lock = None, threading.Lock()
 
     def start(self):
         with self.log.open("ab") as log:
@@ -53,6 +54,12 @@ class Server:
                 return reply.status == 200
         except (OSError, urllib.error.URLError):
             return False
+
+    def restart(self):
+        """Kill it and start it again; threads may do so at the same time."""
+        with self._lock:
+            self.kill()
+            self.start()
 
     def kill(self):
         """End all its processes at once."""
