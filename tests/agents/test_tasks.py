@@ -96,7 +96,7 @@ def run(*command):
 LEARNED = {
     "judged": (None, ["steps=30", "eval.every=30"], 0.5, 0.85),
     "two_questions": ("two_questions", [], 0.1, 0.8),
-    "tool": ("arithmetic", ["policy.model={folder}/policy"], 0.65, 0.85),
+    "tool": ("arithmetic", ["policy.model={folder}/policy", "steps=20", "eval.every=20"], 0.65, 0.85),
 }
 
 
