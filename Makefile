@@ -90,5 +90,5 @@ $(VENV)/docs: $(VENV)/core
 
 $(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev,lora,rllib,server]'
+	$(VENV)-oldest/bin/python $(PIP) --no-compile -c constraints-oldest.txt -e '.[dev,lora,rllib,server]'
 	@touch $@

@@ -12,7 +12,7 @@ if [ ! -e "$folder/complete" ]; then
   rm -rf ".venv-$1"
   "${PYTHON:-python3}" -m venv "$folder"
   # The pins are complete; several trainers pin each other's dependencies out of one environment, so pip does not resolve.
-  "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --ignore-requires-python -r "$requirements" >&2
+  "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --ignore-requires-python -r "$requirements" >&2
   "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps -e . >&2
   touch "$folder/complete"
 fi

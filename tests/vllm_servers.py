@@ -31,13 +31,16 @@ class Server:
         self.url, self.folder, self.log = f"http://127.0.0.1:{self.port}", folder, log
         command = [environment / "bin" / "vllm", "serve", folder, "--port", self.port, "--dtype", dtype]
         self._command = [str(each) for each in (*command, *OPTIONS, *options)]
-        self._process, self._lock = None, threading.Lock()
+        self._process, self._lock = None, threading.RLock()
 
     def start(self):
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=os.environ | SETTINGS, start_new_session=True
-            )
+        """Start it, after an end if it runs; threads may do so at the same time."""
+        with self._lock:
+            self.kill()
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command, stdout=log, stderr=log, env=os.environ | SETTINGS, start_new_session=True
+                )
         return self
 
     def wait(self):
@@ -55,15 +58,10 @@ class Server:
         except (OSError, urllib.error.URLError):
             return False
 
-    def restart(self):
-        """Kill it and start it again; threads may do so at the same time."""
-        with self._lock:
-            self.kill()
-            self.start()
-
     def kill(self):
         """End all its processes at once."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                self._process = None

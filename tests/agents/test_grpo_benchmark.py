@@ -41,6 +41,6 @@ def test_both_trainers_are_timed_by_phase_and_sample_as_many_tokens():
 
 
 def test_both_trainers_start_with_the_same_reward():
-    rows = rows_of("--curves", "--steps", "1", "--seeds", "0", "1")
+    rows = rows_of("--curves", "--steps", "1", "--seeds", "0")
     ours, trl = (float(cell.split()[0]) for cell in rows["1"])
-    assert abs(ours - trl) < 1.5  # of rewards between about -8 and 6, in 256 replies
+    assert abs(ours - trl) < 1.5  # of rewards between about -8 and 6, in 128 replies

@@ -41,7 +41,7 @@ def test_a_run_whose_server_is_killed_in_every_phase_is_the_undisturbed_run(unti
     kills = []
 
     def kill():
-        untied_server.restart()
+        untied_server.start()
         kills.append(1)
 
     assert train(tmp_path / "whole", *options(untied_server)) is None
