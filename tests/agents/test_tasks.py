@@ -94,8 +94,8 @@ def run(*command):
 
 # The agent that writes a task, options of the run, and bounds of the first and the last accuracy.
 LEARNED = {
-    "judged": (None, ["steps=30", "eval.every=30"], 0.5, 0.85),
-    "two_questions": ("two_questions", [], 0.1, 0.8),
+    "judged": (None, ["steps=20", "eval.every=20"], 0.5, 0.85),
+    "two_questions": ("two_questions", ["steps=45", "eval.every=45"], 0.1, 0.8),
     "tool": ("arithmetic", ["policy.model={folder}/policy", "steps=20", "eval.every=20"], 0.65, 0.85),
 }
 

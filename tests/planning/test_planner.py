@@ -215,7 +215,7 @@ REQUESTS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(REQUESTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_offered_fix_fits(request):
     try:
         plan(request)

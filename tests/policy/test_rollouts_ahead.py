@@ -168,7 +168,7 @@ def test_a_signal_saves_the_step_that_is_played_ahead(tmp_path, monkeypatch, uni
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "most"), [(1, 5), (2, 2)])
+@pytest.mark.parametrize(("processes", "most"), [(1, 3), (2, 2)])
 def test_runs_that_are_killed_at_random_moments_resume_to_the_same_end(processes, most, tmp_path):
     options = (AHEAD, "steps=12", "eval.every=2", of(many_delayed_calls))
     finished(f"output={tmp_path / 'whole'}", *options, processes=processes)

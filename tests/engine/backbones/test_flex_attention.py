@@ -134,7 +134,7 @@ def test_compiled_values_equal_those_by_pages_and_in_float64(size, counter, monk
     """Without sinks, because torch compiles no log-sum-exp for a CPU."""
     monkeypatch.setattr(flex_attention_module, "SHORTEST", 2048)  # to compile less
     random = np.random.default_rng(size)
-    for seed in range(13):
+    for seed in range(7):
         tree = batch_of(int(random.integers(50, 900)), int(random.integers(1, 12)), random)
         query, key, value = states(tree, key_heads=2, size=size, seed=seed)
         window, softcap = random.choice([None, 16, 200]), random.choice([None, 2.0])
