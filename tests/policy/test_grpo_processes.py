@@ -171,12 +171,16 @@ def test_a_server_that_one_process_loses_is_waited_for_by_all(options, tmp_path)
     for name, rank in (("lost", "1"), ("kept", "-1")):
         (tmp_path / f"{name}.py").write_text(
             "import os, gym_rm, agents.grpo\nagents.grpo.SECONDS_BETWEEN_CALLS = 0.01\n"
-            "scored, lost_after = [], [4 + 8, 4 + 3 * 8 + 4]\n"  # in steps 2 and 3
+            "answered, lost_after, lost_calls = 0, [4 + 8, 4 + 3 * 8 + 4], 0\n"  # rows, in steps 2 and 3
             "def score(conversations):\n"
-            "    scored.extend(conversations)\n"
-            f"    if lost_after and len(scored) > lost_after[0] and os.environ['RANK'] == '{rank}':\n"
+            "    global answered, lost_calls\n"
+            f"    if os.environ['RANK'] == '{rank}' and lost_after and answered + len(conversations) > lost_after[0]:\n"
             "        del lost_after[0]\n"
+            "        lost_calls = 3\n"  # a call of several sends that fails is repeated for each alone
+            "    if lost_calls:\n"
+            "        lost_calls -= 1\n"
             "        raise gym_rm.RemoteError('no answer')\n"
+            "    answered += len(conversations)\n"
             "    return [float(len(messages[-1]['content']) % 7) for messages in conversations]\n"
         )
         output = finished(
