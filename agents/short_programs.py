@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from gym_rm.policy.trained_policy import open_policy
 
@@ -33,6 +34,7 @@ OPENINGS = ("", "Hello! ", "Hi! ", "Good morning! ", "Quick question: ", "Say, "
 MISTAKES = ("max(x", "min x", "x[0", "sum(x))", "y[0]", "max(y)", "x[99]", "x")
 RIGHT, BROKEN = 0.25, 0.25
 STEPS, BATCH_SIZE, LEARNING_RATE = 300, 32, 2e-3
+ROWS_TOGETHER = 4
 
 
 def program(body: str) -> str:
@@ -88,20 +90,20 @@ def imitate(
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
     for step in range(steps):
-        rows = [example(tokenizer, step) for _ in range(batch_size)]
-        length = max(len(row_tokens) for row_tokens, _ in rows)
-        tokens, labels = torch.zeros(2, batch_size, length, dtype=torch.int64)
-        labels -= 100
-        for row, (row_tokens, row_labels) in enumerate(rows):
-            tokens[row, : len(row_tokens)] = torch.tensor(row_tokens)
-            labels[row, : len(row_labels)] = torch.tensor(row_labels)
-        loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
+        rows = sorted((example(tokenizer, step) for _ in range(batch_size)), key=lambda row: len(row[0]))
+        learned, loss = sum(label >= 0 for _, row_labels in rows for label in row_labels), 0.0
+        for first in range(0, batch_size, ROWS_TOGETHER):  # of similar lengths, so that few tokens are padding
+            part = rows[first : first + ROWS_TOGETHER]
+            tokens = pad_sequence([torch.tensor(row_tokens) for row_tokens, _ in part], batch_first=True)
+            labels = pad_sequence([torch.tensor(labels) for _, labels in part], batch_first=True, padding_value=-100)
+            part_loss = model(input_ids=tokens, labels=labels, num_items_in_batch=learned).loss
+            part_loss.backward()
+            loss += part_loss.item()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step % 50 == 0:
-            print(f"step {step}/{steps}: loss {loss.item():.3f}")
+            print(f"step {step}/{steps}: loss {loss:.3f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
