@@ -7,7 +7,7 @@ The format is the one that `SyncVectorEnv` builds from the infos of single envir
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gym_rm.envs.episodes import Episode, PromptOrders
 from gym_rm.errors import ConfigError
+from gym_rm.reports.transcripts import transcript
 from gym_rm.score_columns import info_array
 from gym_rm.scores import Scores
 from gym_rm.types import Message, copy_conversation, copy_nested
@@ -174,6 +175,20 @@ class EnvState:
     def observations(self) -> Observations:
         """Return copies of the N conversations."""
         return tuple([copy_conversation(episode.messages) for episode in self.episodes])
+
+    def transcribed(self, rows: Mask, done: Mask | None = None) -> EnvState:
+        """Return the state with new transcripts of `rows`; `done` is None after a reset."""
+        transcripts, scores = list(self.transcripts), self.scores
+        for row in np.flatnonzero(rows).tolist():
+            outcome = []
+            if done is not None and scores.scored[row]:
+                outcome.append(f"reward {scores.rewards[row]:.6g}" + ("" if scores.ok[row] else " (fallback)"))
+            if done is not None and done[row]:
+                outcome.append("episode over")
+            episode = self.episodes[row]
+            title = f"environment {row}, prompt {episode.prompt.prompt_id}"
+            transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
+        return replace(self, transcripts=tuple(transcripts))
 
     def add_episodes(self, infos: Infos, rows: Mask) -> None:
         """Add the infos of the prompts of `rows`."""

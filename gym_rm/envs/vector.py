@@ -7,7 +7,7 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,23 +19,24 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import describe, finite, in_order, integer
+from gym_rm.checks import finite, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.debugging import call_id
+from gym_rm.envs.arguments import check_messages, prompt_indices, read_replies, row_mask, rows_to_reset
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.flights import Flight, FlightControl, Outcome
 from gym_rm.envs.infos import EnvState, Infos, Mask, Observations, StepScores, mask_of
 from gym_rm.envs.responders import UserSimulator
 from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, keywords, planned, same_step_statistics
-from gym_rm.envs.spaces import ConversationSpace, ReplySpace, plain_text
-from gym_rm.envs.tools.toolbox import Reply, Toolbox, as_message
-from gym_rm.errors import ActionError, ConfigError, RenderModeError, nearest, warn_once
-from gym_rm.reports.transcripts import print_transcripts, transcript
+from gym_rm.envs.spaces import ConversationSpace, ReplySpace
+from gym_rm.envs.tools.toolbox import Reply, Toolbox
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, warn_once
+from gym_rm.reports.transcripts import print_transcripts
 from gym_rm.scorer import is_relative
 from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Message, Workload, copy_nested
+from gym_rm.types import Message, Workload
 
 Actions: TypeAlias = Sequence[str | Message]
 Step: TypeAlias = tuple[Any, NDArray[np.float64], Mask, Mask, Infos]
@@ -105,7 +106,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._set_spaces(self._conversations, self._replies)
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
-        self._check_prompts()
+        check_messages(self.prompts, self._conversations)
         if self._toolbox is not None:  # rows with tools of their own name those that they may use
             schemas = self._toolbox.schemas
             self.prompts = tuple(each if each.tools else replace(each, tools=schemas) for each in self.prompts)
@@ -294,15 +295,18 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Return the state after `reset`, and its result; see `commit`."""
         self._require_open()
         options = {} if options is None else options
-        rows = self._rows_to_reset(options)
+        rows = rows_to_reset(options, self.num_envs)
+        if not self.state.episodes and not rows.all():
+            raise ResetNeeded("reset_mask must include every environment in the first reset; call reset() without it.")
         self._require_received(rows)
-        indices = self._prompt_indices(options)
+        indices = prompt_indices(options, self.num_envs)
         old = self.state
         if indices is not None:
             old.orders.check(indices, rows)
         orders = old.orders.seeded(seed_of_each(seed, self.num_envs), rows).aligned(rows)
         state = self._restart(replace(old, orders=orders, over=old.over & ~rows, view=None), rows, indices)
-        state = replace(state, transcripts=self._transcripts(state, rows))
+        if self.render_mode is not None:
+            state = state.transcribed(rows)
         infos: Infos = {}
         state.add_episodes(infos, rows)
         state.add_tools(infos, rows)
@@ -366,7 +370,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         left = tuple(flight for flight in old.flights if flight not in received)
         state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, flights=left, view=None)
         state = self._restart(state, starting)  # none in the mode SAME_STEP
-        state = replace(state, transcripts=self._transcripts(state, rows, done))
+        if self.render_mode is not None:
+            state = state.transcribed(rows, done)
         infos: Infos = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             state.add_final(infos, done)
@@ -404,7 +409,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def _rows_of_step(self, rows: Mask | None) -> tuple[Mask, Mask]:
         """Return the rows of a step that start a new episode, and those that take an action."""
-        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else row_mask("rows", rows, self.num_envs)
         self._require_open()
         if not self.state.episodes:
             raise ResetNeeded("call reset() before step().")
@@ -419,74 +424,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             )
         return over, rows & ~over
 
-    def _rows_to_reset(self, options: Mapping[str, Any]) -> Mask:
-        known = ("reset_mask", "prompt_indices")
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"options of reset must be a mapping with {known}, got {describe(options)}.")
-        unknown = [str(name) for name in options if name not in known]
-        if unknown:
-            raise ConfigError(f"unknown reset options {unknown}; expected {known}.{nearest(unknown[0], known)}")
-        if "reset_mask" not in options:
-            return np.ones(self.num_envs, dtype=np.bool_)
-        mask = self._mask("options['reset_mask']", options["reset_mask"])
-        if not mask.any():
-            raise ValueError(f"options['reset_mask'] must have at least one True, got {mask}.")
-        if not self.state.episodes and not mask.all():
-            raise ResetNeeded("reset_mask must include every environment in the first reset; call reset() without it.")
-        return mask
-
-    def _mask(self, name: str, mask: Any) -> Mask:
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            got = f"dtype {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
-            raise TypeError(f"{name} must be a numpy array of dtype bool, got {got}.")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"{name} must have the shape ({self.num_envs},), got {mask.shape}.")
-        return mask
-
-    def _prompt_indices(self, options: Mapping[str, Any]) -> NDArray[Any] | None:
-        """Return the indices of the prompts to start from, integers `[N]`."""
-        if options.get("prompt_indices") is None:
-            return None
-        indices = np.asarray(options["prompt_indices"])
-        if indices.shape != (self.num_envs,) or indices.dtype.kind not in "iu":
-            raise ConfigError(
-                f"options['prompt_indices'] must be {self.num_envs} integers, one for each environment, got "
-                f"{options['prompt_indices']!r:.100}."
-            )
-        return indices
-
-    def _check_prompts(self) -> None:
-        conversation, text = self._conversations, self._conversations.content_space
-        for prompt in self.prompts:
-            fault = next(filter(None, map(conversation.fault, prompt.messages)), "")
-            fault = fault or next((text.fault(turn) for turn in prompt.user_turns if turn not in text), "")
-            if fault:
-                raise ConfigError(f"prompt {prompt.prompt_id!r} has an invalid message: {fault}.")
-
     def _check_replies(self, rows: list[int], actions: Actions) -> dict[int, Reply]:
-        given = in_order(actions)
-        if given is None or len(given) != self.num_envs:
-            raise ActionError(
-                f"actions must be {self.num_envs} replies in a list, tuple or array, one for each environment, got "
-                f"{actions!r:.100}."
-            )
-        replies: dict[int, Reply] = {}
-        for row in rows:
-            said = plain_text(given[row])
-            if isinstance(said, Mapping):
-                said = as_message(said)
-            if fault := self._replies.fault(said):
-                raise ActionError(f"environment {row}: {fault}.")
-            if isinstance(said, str):
-                toolbox = self._toolbox
-                reply = toolbox.read(said) if toolbox else Reply(Message(role="assistant", content=said))
-            else:
-                reply = Reply(copy_nested(said))
-            reply = reply.numbered(self.state.episodes[row].messages)
-            if "tool_calls" in reply.message and self._replies.fault(reply.message):
-                reply = Reply(Message(role="assistant", content=str(said)), ["the calls are too long"])
-            replies[row] = reply
-        return replies
+        return read_replies(rows, actions, self.state.episodes, self._replies, self._toolbox)
 
     def _scores_of(self, outcomes: Sequence[tuple[Outcome, Collection[int]]]) -> StepScores:
         """Return the scores of some rows of each outcome."""
@@ -539,19 +478,3 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             prompt = self.prompts[index]
             episodes[row] = Episode(prompt, number, list(prompt.messages))
         return replace(state, orders=orders, episodes=tuple(episodes))
-
-    def _transcripts(self, state: EnvState, rows: Mask, done: Mask | None = None) -> tuple[str, ...]:
-        """Return the transcripts of all environments, with new ones for `rows`; `done` is None after a reset."""
-        if self.render_mode is None:
-            return state.transcripts
-        transcripts, scores = list(state.transcripts), state.scores
-        for row in np.flatnonzero(rows).tolist():
-            outcome = []
-            if done is not None and scores.scored[row]:
-                outcome.append(f"reward {scores.rewards[row]:.6g}" + ("" if scores.ok[row] else " (fallback)"))
-            if done is not None and done[row]:
-                outcome.append("episode over")
-            episode = state.episodes[row]
-            title = f"environment {row}, prompt {episode.prompt.prompt_id}"
-            transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
-        return tuple(transcripts)
