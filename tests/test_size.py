@@ -16,7 +16,7 @@ ROOMS = {
     "cli": 1_700,
     "data": 2_500,
     "engine": 12_500,
-    "envs": 3_390,
+    "envs": 3_430,
     "evaluation": 3_600,
     "generation": 1_830,
     "http_client": 420,
