@@ -96,7 +96,7 @@ def run(*command):
 LEARNED = {
     "judged": (None, ["steps=20", "eval.every=20"], 0.5, 0.85),
     "two_questions": ("two_questions", ["steps=45", "eval.every=45"], 0.1, 0.8),
-    "tool": ("arithmetic", ["policy.model={folder}/policy", "steps=20", "eval.every=20"], 0.65, 0.85),
+    "tool": ("arithmetic", ["policy.model={folder}/policy", "steps=10", "eval.every=10"], 0.65, 0.75),
 }
 
 
