@@ -26,12 +26,14 @@ class Episode:
         number: number of earlier episodes in its prompt order.
         messages: all messages so far.
         num_replies: number of replies from the policy.
+        score: score of the last one, NaN if it is missing; 0.0 before the first, and for one that was not scored.
     """
 
     prompt: Prompt
     number: int
     messages: list[Message]
     num_replies: int = 0
+    score: float = 0.0
 
 
 def num_user_turns(conversation: Conversation, prompt: Prompt) -> int:

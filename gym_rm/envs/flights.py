@@ -21,7 +21,7 @@ from gym_rm.envs.episodes import Episode
 from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.tools.toolbox import Reply, Toolbox
-from gym_rm.errors import ActionError, brief, logger, warn_once
+from gym_rm.errors import ActionError, ConfigError, brief
 from gym_rm.scorer import (
     Scorer,
     is_relative,
@@ -32,7 +32,7 @@ from gym_rm.scorer import (
 )
 from gym_rm.scorers.batching import serial_calls
 from gym_rm.scorers.merged_calls import MergedCalls
-from gym_rm.scores import Scores, ScoringError
+from gym_rm.scores import Scores
 from gym_rm.types import Message
 
 CALL_TOKENS = 65_536  # of the replies that are scored in one call, unless the scorer has a budget of its own
@@ -171,6 +171,11 @@ class FlightControl:
         self._settings, self._num_envs = settings, num_envs
         self._scorer, self._user, self._toolbox = scorer, user, toolbox
         self._relative = is_relative(scorer)
+        if self._relative and settings.reward_on == "improvement":
+            raise ConfigError(
+                f"reward_on='improvement' with {type(scorer).__name__}, which compares the replies of a group: such "
+                "scores of two turns have no difference; use reward_on='turn' or 'end', or another scorer."
+            )
         self._max_calls = max_concurrent_calls(scorer)
         # Several environments, and a step beside what was sent, may call the same scorer.
         one_at_a_time = self._max_calls == 1
@@ -276,7 +281,7 @@ class FlightControl:
             replies |= flight.replies
             said |= flight.said
             episodes |= zip(flight.rows, map(flight.episodes.__getitem__, flight.rows), strict=True)
-        rows, on_turn = sorted(replies), self._settings.reward_on == "turn"
+        rows, on_turn = sorted(replies), self._settings.reward_on != "end"
         turns: dict[int, UserTurn] = {}
         calls: dict[int, tuple[int, int]] = {}
         if not on_turn:
@@ -329,14 +334,7 @@ class FlightControl:
     def _joined(self, results: Sequence[Scores], parts: Sequence[Sequence[int]]) -> Scores:
         """Return the scores of all calls in the order of their rows."""
         rows = [row for part in parts for row in part]
-        scores = results[0] if len(results) == 1 else Scores.concatenate(results).take(np.argsort(rows).tolist())
-        if scores.failed_rows and self._settings.fallback_reward is not None:
-            warn_once(
-                "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
-            )
-            failure = ScoringError(scores.scatter(sorted(rows), self._num_envs))
-            logger.info("fallback_reward=%s: %s", self._settings.fallback_reward, failure)
-        return scores
+        return results[0] if len(results) == 1 else Scores.concatenate(results).take(np.argsort(rows).tolist())
 
     def _next_turns(
         self,

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.envs.episodes import Episode, PromptOrders
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, RowError, logger, warn_once
 from gym_rm.reports.transcripts import transcript
 from gym_rm.score_columns import info_array
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, copy_conversation, copy_nested
 
 if TYPE_CHECKING:
@@ -70,10 +70,25 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
 
 RESERVED = frozenset(
     {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components"}
-    | {"step_rewards", "step_ends", "rows"}
+    | {"step_rewards", "step_ends", "rows", "turn_score"}
     | {"tools", "tool_calls", "tool_errors", "final_obs", "final_info", "episode"}
 )
 """Names of infos that the environment and Gymnasium's wrappers set themselves."""
+
+
+def improvements(scores: Scores, before: Sequence[float]) -> Scores:
+    """Return rewards that are scores `[M]` less those of the replies `before`, and the scores as the info `turn_score`.
+
+    Potential-based shaping (Ng, Harada and Russell, 1999) without discount, from the potential 0: the rewards of an
+    episode add up to its last score. A score after a missing one (NaN) has no difference, which is an error.
+    """
+    errors = list(scores.errors)
+    for row in np.flatnonzero(np.isnan(before)).tolist():
+        score = scores.rewards[row]
+        errors[row] = errors[row] or RowError(f"the score is {score:.6g}, but the turn before has none to improve on")
+    infos = {**scores.infos, "turn_score": scores.rewards}
+    rewards = scores.rewards - np.array(before)
+    return replace(scores, rewards=rewards, errors=tuple(errors), infos=infos).mark_failures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +96,12 @@ class StepScores:
     """The scores of one step.
 
     Attributes:
-        scores: `[M]`, of the rows that were passed to the scorer.
+        scores: `[M]`, of the rows that were passed to the scorer; its rewards are `improvements` if these are paid.
         rows: int64 `[M]`, their environments.
         rewards: float64 `[N]`, always finite: the score, the fallback reward if the score is missing, or 0.0 for
             environments that were not scored.
-        scored, ok: bool `[N]`, environments that were scored, and those that have a score.
+        scored, ok: bool `[N]`, environments that were scored, and those that have a reward.
+        last: float64 `[N]`, the score of each environment itself, NaN if it is missing, 0.0 if it was not scored.
     """
 
     scores: Scores
@@ -93,10 +109,20 @@ class StepScores:
     rewards: NDArray[np.float64]
     scored: Mask
     ok: Mask
+    last: NDArray[np.float64]
 
     @classmethod
-    def of(cls, scores: Scores, rows: Sequence[int], num_envs: int, fallback_reward: float | None) -> StepScores:
+    def of(
+        cls,
+        scores: Scores,
+        rows: Sequence[int],
+        num_envs: int,
+        fallback_reward: float | None,
+        before: Sequence[float] | None = None,
+    ) -> StepScores:
         """Build the scores of one step from the scores of the environments `rows`.
+
+        The rewards are improvements on the scores `before`, if they are given.
 
         Raises:
             ConfigError: an info of the scorer has a reserved name.
@@ -108,13 +134,22 @@ class StepScores:
                     f"infos[{name!r}] of the scorer has a name that the environment uses (names with an underscore "
                     "are masks); rename it."
                 )
-        if scores.failed_rows and fallback_reward is None:
-            scores.scatter(rows, num_envs).raise_for_errors()
         place = np.array(rows, dtype=np.int64)
+        rewards, last = np.zeros((2, num_envs))
+        last[place] = scores.rewards
+        if before is not None:
+            scores = improvements(scores, before)
+        if scores.failed_rows:
+            failure = ScoringError(scores.scatter(rows, num_envs))
+            if fallback_reward is None:
+                raise failure
+            warn_once(
+                "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
+            )
+            logger.info("fallback_reward=%s: %s", fallback_reward, failure)
         finite = np.isfinite(scores.rewards)
-        rewards = np.zeros(num_envs)
         rewards[place] = np.where(finite, scores.rewards, fallback_reward or 0.0)
-        return cls(scores, place, rewards, mask_of(place, num_envs), mask_of(place[finite], num_envs))
+        return cls(scores, place, rewards, mask_of(place, num_envs), mask_of(place[finite], num_envs), last)
 
     def add_to(self, infos: Infos, rows: Mask) -> None:
         """Add the values of those `rows` that were scored to `infos`."""

@@ -67,8 +67,9 @@ class EnvSettings(ParallelOptions):
     tool_options: ToolOptions = ToolOptions()
     """`{"call_format": "hermes" | "llama3" | "mistral" | a function, "max_calls": 16, "timeout": 10.0,
     "max_result_length": 10_000}`, see `ToolOptions`."""
-    reward_on: Literal["turn", "end"] = "turn"
-    """`"turn"` scores every reply, `"end"` only the reply that ends the episode."""
+    reward_on: Literal["turn", "improvement", "end"] = "turn"
+    """`"turn"` rewards every reply by its score; `"improvement"` by its score less that of the reply before, the first
+    one by its score, so that the rewards of an episode add up to its last score; `"end"` scores only its last reply."""
     fallback_reward: Finite | None = None
     """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
     the same step can be repeated."""

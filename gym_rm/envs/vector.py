@@ -54,7 +54,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     - `tools` at resets, the schemas of the tools that the policy may call; at steps of an environment with tools
       `tool_calls` and `tool_errors` (int64), the calls of the reply and those that were answered with an error;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
-      and the scorer's own infos.
+      and the scorer's own infos; with `reward_on="improvement"` also `turn_score` (float64), the score itself.
 
     Args:
         num_envs: N, the number of environments.
@@ -349,7 +349,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             outcome = flight.outcome
             outcomes.setdefault(id(outcome), (outcome, set()))[1].update(flight.rows)
         turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own if row in said}
-        scores = self._scores_of([*outcomes.values()])
+        scores = self._scores_of([*outcomes.values()], old.episodes)
         terminations, truncations = np.zeros((2, size), dtype=np.bool_)
         terminations[indices] = [turns[row].terminated for row in indices]
         truncations[indices] = [turns[row].truncated for row in indices]
@@ -358,7 +358,8 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         for row in indices:
             before = episodes[row]
             messages = [*said[row], *turns[row].messages]
-            episodes[row] = Episode(before.prompt, before.number, messages, before.num_replies + 1)
+            last = float(scores.last[row])
+            episodes[row] = Episode(before.prompt, before.number, messages, before.num_replies + 1, last)
         calls: dict[str, NDArray[np.int64]] = {}
         if self._toolbox is not None:
             counted = np.zeros((2, size), dtype=np.int64)
@@ -427,15 +428,19 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _check_replies(self, rows: list[int], actions: Actions) -> dict[int, Reply]:
         return read_replies(rows, actions, self.state.episodes, self._replies, self._toolbox)
 
-    def _scores_of(self, outcomes: Sequence[tuple[Outcome, Collection[int]]]) -> StepScores:
-        """Return the scores of some rows of each outcome."""
+    def _scores_of(
+        self, outcomes: Sequence[tuple[Outcome, Collection[int]]], episodes: Sequence[Episode]
+    ) -> StepScores:
+        """Return the scores of some rows of each outcome; `episodes` are those of all environments before the reply."""
         parts, scored = list[Scores](), list[int]()
         for outcome, rows in outcomes:
             own = [k for k, row in enumerate(outcome.scored) if row in rows]
             parts.append(outcome.scores if len(own) == len(outcome.scored) else outcome.scores.take(own))
             scored += outcome.scored if len(own) == len(outcome.scored) else [outcome.scored[k] for k in own]
         scores = parts[0] if len(parts) == 1 else Scores.concatenate(parts)
-        return StepScores.of(scores, scored, self.num_envs, self.settings.fallback_reward)
+        improves = self.settings.reward_on == "improvement"
+        before = [episodes[row].score for row in scored] if improves else None
+        return StepScores.of(scores, scored, self.num_envs, self.settings.fallback_reward, before)
 
     def _raise_failures(self, ready: Sequence[Flight]) -> None:
         """Raise what went wrong in flights, after taking its rows out of flight; the others stay."""

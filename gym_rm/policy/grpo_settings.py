@@ -84,8 +84,9 @@ class RolloutEnvSettings(Config):
     tools_in_system: Flag | None = None
     """Write tools and calls as text into the messages, for a policy whose chat template does not write them. null for
     an error then, false to go without, for a policy that knows its tools."""
-    reward_on: Literal["turn", "end"] = "turn"
-    """`turn` scores every reply, `end` only the last one of an episode."""
+    reward_on: Literal["turn", "improvement", "end"] = "turn"
+    """`turn` rewards every reply by its score, `end` only the last one of an episode. `improvement` rewards each by its
+    score less that of the reply before, the last score in sum: for `advantage.per_turn`, without which it is `end`."""
     fallback_reward: Finite | None = None
     """null stops the run if a conversation cannot be scored. With a number the run continues: the episode gets
     advantage 0 and is left out of its group."""

@@ -117,11 +117,13 @@ class RolloutBatch:
             self._conversations[row] = observations[row]
             steps = self._steps(row, reply, completion, infos)
             prompt = self._prompts.pop(row)
+            score = float(infos["turn_score"][row]) if "turn_score" in infos and infos["_turn_score"][row] else None
             self._turns[row].append(
-                RolloutTurn(prompt, completion, reward, reply, thinking, calls, errors or 0, **steps)
+                RolloutTurn(prompt, completion, reward, reply, thinking, calls, errors or 0, **steps, score=score)
             )
             for name, value in infos_of_row(infos.get("components", {}), row).items():
-                self._components[row][name] = self._components[row].get(name, 0.0) + value
+                before = self._components[row].get(name, 0.0) if score is None else 0.0
+                self._components[row][name] = before + value
             self._verdicts[row] |= _verdicts(infos, row)
         self.playing &= ~(terminations | truncations)
         self._asked &= ~rows

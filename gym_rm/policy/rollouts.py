@@ -30,13 +30,14 @@ class RolloutTurn:
     Attributes:
         prompt: int32 `[P]`, what the policy saw: the conversation in its template.
         completion: what it replied.
-        reward: reward of this reply: 0 if it was not scored, NaN if its score is missing.
+        reward: reward of this reply: 0 if it was not scored, NaN if it is missing.
         reply: the whole reply, as the environment got it: with the tag of its thinking that the template wrote.
         thinking_tokens: sampled tokens before the answer; 0 for a reply without thinking.
         tool_calls: number of tools that it called; None in an environment without tools.
         tool_errors: number of its calls that failed or could not be read.
         step_rewards, step_ends: rewards of the steps `[S]`, and where each ends in the content of the message.
         step_lengths: number of sampled tokens of each step `[S]`; all belong to a step.
+        score: with `reward_on="improvement"`, its score, of which the reward is a difference; None if it is missing.
     """
 
     prompt: TokenIds
@@ -49,6 +50,7 @@ class RolloutTurn:
     step_rewards: tuple[float, ...] = ()
     step_ends: tuple[int, ...] = ()
     step_lengths: tuple[int, ...] = ()
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Rollout:
         answer: reference answer, or None.
         conversation: the whole conversation.
         turns: the replies.
-        components: sums of the components of the reward, by name.
+        components: sums of the components of the reward, by name; of improvements, those of the last score.
         attempt: number of times that its group was replaced, by dynamic sampling.
         verdicts: the verdict of each verifier on the last reply that it scored.
         lag: number of updates of the weights since its oldest reply was written, when it is learned from.
@@ -81,8 +83,9 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """Sum of the rewards of the turns; NaN if a score is missing."""
-        return math.fsum(turn.reward for turn in self.turns)
+        """Sum of the rewards of the turns, for improvements the last score, to the last bit; NaN if one is missing."""
+        total, last = math.fsum(turn.reward for turn in self.turns), self.turns[-1].score
+        return total if last is None or math.isnan(total) else last
 
     @property
     def reply(self) -> str:

@@ -65,7 +65,14 @@ class Patient(RewardVectorEnv):
 @each_mode
 @pytest.mark.parametrize(
     "options",
-    [{}, {"group_size": 2}, {"tools": ["calculator"]}, {"reward_on": "end"}, {"group_size": 2, "relative": True}],
+    [
+        {},
+        {"group_size": 2},
+        {"tools": ["calculator"]},
+        {"reward_on": "improvement"},
+        {"reward_on": "end"},
+        {"group_size": 2, "relative": True},
+    ],
     ids=str,
 )
 def test_an_environment_whose_scorer_fails_now_and_then_passes_check_vector_env(mode, options):
@@ -121,7 +128,7 @@ def play(envs, mode, replies, seed, random=None):
     seed=st.integers(0, 100),
     max_calls=st.integers(0, 3),
     max_turns=st.sampled_from([None, 1, 2]),
-    reward_on=st.sampled_from(["turn", "end"]),
+    reward_on=st.sampled_from(["turn", "improvement", "end"]),
     respond=st.sampled_from([None, say_more, until_long]),
     replies=st.lists(st.lists(st.text("ab é", max_size=6), min_size=3, max_size=3), min_size=1, max_size=6),
 )

@@ -55,7 +55,7 @@ each_id = pytest.mark.parametrize("view", list(IDS))
 
 @each_mode
 @each_id
-@pytest.mark.parametrize("reward_on", ["turn", "end"])
+@pytest.mark.parametrize("reward_on", ["turn", "improvement", "end"])
 def test_the_views_pass_check_vector_env(view, mode, reward_on):
     prompts = [prompt(0), prompt(1, "why?"), prompt(2, "why?", "sure?")]
     check_vector_env(

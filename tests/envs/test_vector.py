@@ -28,7 +28,9 @@ from tests.envs.environments import PROMPTS, Recorder, each_mode, length_reward,
 
 
 @each_mode
-@pytest.mark.parametrize("options", [{"group_size": 3}, {"max_turns": 2}, {"reward_on": "end"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"group_size": 3}, {"max_turns": 2}, {"reward_on": "improvement"}, {"reward_on": "end"}], ids=str
+)
 def test_the_vector_environment_passes_check_vector_env(mode, options):
     check_vector_env(
         "RewardModel-v0", num_envs=3, **options, reward_model=Recorder(), prompts=PROMPTS, autoreset_mode=mode
@@ -60,7 +62,7 @@ def test_vector_env_equals_sync_vector_env(mode, data, scripts, max_turns):
         "prompts": [prompt(i, *turns, answer=turns[0] if turns else None) for i, turns in enumerate(scripts)],
         "reward_model": Recorder(),
         "max_turns": max_turns,
-        "reward_on": data.draw(st.sampled_from(["turn", "end"])),
+        "reward_on": data.draw(st.sampled_from(["turn", "improvement", "end"])),
         "fallback_reward": -1.0,
     }
     native = make(3, **options, autoreset_mode=mode)
@@ -170,7 +172,7 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
     [
         ({"group_size": 3}, "num_envs must be a multiple of group_size.*num_envs=2 and group_size=3"),
         ({"max_turns": 0}, "max_turns must be an integer of at least 1, got 0"),
-        ({"reward_on": "turns"}, "reward_on must be 'turn' or 'end', got 'turns'. Did you mean 'turn'"),
+        ({"reward_on": "turns"}, "reward_on must be 'turn', 'improvement' or 'end', got 'turns'. Did you mean 'turn'"),
         ({"promts": ["a"]}, "promts: unknown setting. Did you mean 'prompts'"),
         ({"respond": len}, r"respond must take \(conversations, prompts, scores\)"),
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be .*got 'SameSteps'. Did you mean 'SameStep'"),

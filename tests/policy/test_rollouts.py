@@ -116,15 +116,16 @@ def test_an_environment_gets_the_tag_that_the_template_opened(tmp_path):
     assert run.learn(rollouts)[1]["importance_mean"] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("reward_on", ["turn", "end"])
+@pytest.mark.parametrize("reward_on", ["turn", "improvement", "end"])
 def test_rewards_of_turns(reward_on, tmp_path):
     options = ("env.max_turns=2", f"env.reward_on={reward_on}", "advantage.per_turn=true")
     run = Run(tmp_path, *options)
     rollouts = run.step()
     for rollout in rollouts:
         scores = policy_runs.lengths_and_vowels([[{"content": turn.completion.text}] for turn in rollout.turns])
-        expected = scores if reward_on == "turn" else [0.0, scores[1]]
-        assert [turn.reward for turn in rollout.turns] == pytest.approx(expected)
+        expected = {"turn": scores, "improvement": [scores[0], scores[1] - scores[0]], "end": [0.0, scores[1]]}
+        assert [turn.reward for turn in rollout.turns] == pytest.approx(expected[reward_on])
+        assert rollout.reward == pytest.approx(sum(scores) if reward_on == "turn" else scores[1])
     assert run.learn(rollouts)[1]["grad_norm"] > 0
 
 
@@ -207,3 +208,52 @@ def test_verdicts_are_those_of_the_rows_and_components_only_those_that_a_row_has
     for rollout in rollouts:
         assert rollout.verdicts == {"math/verdict": f"verdict on {rollout.conversation[-1]['content']}"}
     assert all(rollout.components == {"math": 1.0} for rollout in rollouts)
+
+
+def first_varies(conversations):
+    """The first reply has 0.1 for each character, the last one 0.7, which no sum of floats of the two makes exactly."""
+    values = np.array([0.7 if len(c) > 2 else 0.1 * len(c[-1]["content"]) for c in conversations])
+    return gym_rm.Scores.from_rewards(values, components={"half": values / 2})
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gdpo"])
+def test_improvements_telescope_to_the_last_score_and_its_components(estimator, tmp_path):
+    options = ("env.max_turns=2", "env.reward_on=improvement", f"advantage.estimator={estimator}")
+    run = Run(tmp_path, *options, scorer=first_varies)
+    table = RolloutTable(run.step())
+    firsts = {turn.score for turn in table.turns[::2]}
+    assert len(firsts) > 2
+    assert any(math.fsum(turn.reward for turn in each.turns) != 0.7 for each in table.rollouts)  # but for the last bit
+    assert [rollout.reward for rollout in table.rollouts] == [0.7] * 16
+    assert [rollout.components for rollout in table.rollouts] == [{"half": 0.35}] * 16
+    assert len(grpo.zero_variance_groups(table, run.settings)) == 4  # as for whole episodes nothing is to be learned
+    assert not grpo.estimate(table, run.settings)[0].any()
+
+
+def test_improvements_from_a_turn_on_are_compared_with_those_of_the_same_turn(tmp_path):
+    options = ("env.max_turns=2", "env.reward_on=improvement", "advantage.per_turn=true", "advantage.estimator=rloo")
+    run = Run(tmp_path, *options, scorer=first_varies)
+    table = RolloutTable(run.step())
+    advantages, counted = grpo.estimate(table, run.settings)
+    of_turns = advantages[np.cumsum(table.lengths) - table.lengths].reshape(4, 4, 2)
+    firsts = np.array([turn.score for turn in table.turns]).reshape(4, 4, 2)[..., 0]
+    np.testing.assert_allclose(of_turns[..., 0], 0, atol=1e-12)  # every episode ends with one score
+    left = 0.7 - firsts  # for the second turn
+    np.testing.assert_allclose(of_turns[..., 1], (left - left.mean(1, keepdims=True)) * 4 / 3, atol=1e-12)
+    assert counted.all()
+    assert of_turns[..., 1].any()
+
+
+def test_an_episode_with_a_turn_without_an_improvement_is_left_out(tmp_path):
+    def fails(conversations):
+        return [math.nan if len(c) == 2 and "4" in c[0]["content"] else float(len(c)) for c in conversations]
+
+    run = Run(tmp_path, "env.max_turns=2", "env.reward_on=improvement", "env.fallback_reward=5", scorer=fails)
+    table = RolloutTable(run.step())
+    _, counted = grpo.estimate(table, run.settings)
+    failed = np.array(["4" in each.conversation[0]["content"] for each in table.rollouts])
+    assert 0 < failed.sum() < 16
+    assert np.isnan(table.column("reward")).tolist() == failed.tolist() == (~counted[::2]).tolist()
+    for rollout in np.array(table.rollouts, dtype=object)[failed]:
+        assert [turn.score for turn in rollout.turns] == [None, 4.0]
+        assert np.isnan([turn.reward for turn in rollout.turns]).all()
