@@ -298,14 +298,16 @@ def test_advantages_are_those_of_the_group_without_a_dialogue_that_has_no_score(
     assert "completion 3 has no reward: the reply contains FAIL" in caplog.text
 
 
-def test_a_reward_model_beside_a_rollout_scores_the_messages_of_the_dialogue(make_trainer, embedded_scorer):
+@pytest.mark.parametrize("reward_on", ["end", "improvement"])
+def test_a_reward_model_beside_a_rollout_scores_the_messages_of_the_dialogue(make_trainer, embedded_scorer, reward_on):
     prompts = [{"prompt": "What is the highest of 33, 71 and 12?", "user_turns": ["Are you sure?"]}]
-    rollout = EnvironmentRollout(prompts, reward_model=embedded_scorer, reward_on="end")
+    rollout = EnvironmentRollout(prompts, reward_model=embedded_scorer, reward_on=reward_on)
     rewards = [rollout.env_reward, RewardModelReward(embedded_scorer)]
     functions = {"rollout_func": rollout}
     trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows * 2, functions=functions, max_steps=1)
     trainer.train()
-    assert list(trainer._logs["rewards"]["reward_model"]) == list(trainer._logs["rewards"]["env_reward"])
+    beside = pytest.approx(list(trainer._logs["rewards"]["env_reward"]), abs=1e-6)
+    assert list(trainer._logs["rewards"]["reward_model"]) == beside
     assert len(set(trainer._logs["rewards"]["reward_model"])) > 2
 
 

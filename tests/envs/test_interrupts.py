@@ -72,6 +72,7 @@ def steps(*all_actions):
     [
         ("SameStep", {"group_size": 2}),
         ("NextStep", {"reward_on": "end", "max_turns": 2}),
+        ("SameStep", {"reward_on": "improvement"}),
         ("Disabled", {}),
         ("SameStep", {"tools": [double]}),
     ],
