@@ -121,9 +121,10 @@ class RolloutBatch:
             self._turns[row].append(
                 RolloutTurn(prompt, completion, reward, reply, thinking, calls, errors or 0, **steps, score=score)
             )
+            if score is not None:
+                self._components[row].clear()  # an improvement replaces the score before
             for name, value in infos_of_row(infos.get("components", {}), row).items():
-                before = self._components[row].get(name, 0.0) if score is None else 0.0
-                self._components[row][name] = before + value
+                self._components[row][name] = self._components[row].get(name, 0.0) + value
             self._verdicts[row] |= _verdicts(infos, row)
         self.playing &= ~(terminations | truncations)
         self._asked &= ~rows

@@ -76,7 +76,7 @@ def steps(*all_actions):
         ("Disabled", {}),
         ("SameStep", {"tools": [double]}),
     ],
-    ids=["groups", "reward on end", "disabled", "tools"],
+    ids=["groups", "reward on end", "improvement", "disabled", "tools"],
 )
 def test_an_interrupted_step_has_changed_all_or_nothing(mode, options):
     envs = make(2, autoreset_mode=mode, **SETTINGS, **options)
