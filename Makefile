@@ -18,7 +18,7 @@ OLDEST = tests/adapters/test_nemo_gym.py tests/adapters/test_rllib.py \
 	tests/generation/test_decoding.py tests/policy/test_trained_policy.py tests/test_constraints.py \
 	tests/training/test_reward_runs.py
 
-.PHONY: demo test test-rest test-oldest test-real test-vllm test-trainers test-all lint docs docs-links clean
+.PHONY: demo test test-rest test-long test-oldest test-real test-vllm test-trainers test-all lint docs docs-links clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/gym-rm demo
@@ -28,7 +28,10 @@ test: $(VENV)/dev ## run the tests that take less than five seconds or so each; 
 	$(VENV)/bin/python $(PYTEST) --dist loadfile -m 'not slow' --passed-tests=$(VENV)/passed-tests
 
 test-rest: $(VENV)/extras ## run the tests that have not passed in make test: slow ones, and those that need an extra
-	$(VENV)/bin/python $(PYTEST) --dist worksteal --passed-tests=$(VENV)/passed-tests
+	$(VENV)/bin/python $(PYTEST) --dist worksteal -m 'not long' --passed-tests=$(VENV)/passed-tests
+
+test-long: $(VENV)/extras ## run the tests that take minutes each: before a release, and after a change of what they train
+	$(VENV)/bin/python $(PYTEST) --dist worksteal -m long
 
 test-oldest: $(VENV)-oldest/dev ## run some tests with the oldest supported versions, kernels in Triton's interpreter, and RLlib's (torch takes 5 GB on Linux)
 	$(VENV)-oldest/bin/python $(PYTEST) --dist loadfile -m 'not slow' $(OLDEST)
@@ -51,7 +54,7 @@ test-trainer-%: $(VENV)/core ## run the tests with one of them: make test-traine
 	folder=$$(PYTHON=$(VENV)/bin/python scripts/trainer_environment.sh $*) && \
 		$$folder/bin/python -m pytest -q --durations=20 tests/trainers/$*
 
-test-all: test test-rest test-oldest lint ## run everything
+test-all: test test-rest test-long test-oldest lint ## run everything
 
 lint: $(VENV)/extras ## check style and types
 	$(VENV)/bin/ruff check .

@@ -98,10 +98,11 @@ LEARNED = {
     "two_questions": ("two_questions", ["steps=45", "eval.every=45"], 0.1, 0.8),
     "tool": ("arithmetic", ["policy.model={folder}/policy", "steps=10", "eval.every=10"], 0.65, 0.75),
 }
+LONG = {"tool"}  # its policy must first imitate dialogues
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LEARNED])
 def test_the_policy_learns_the_task(name, tmp_path):
     agent, options, before, after = LEARNED[name]
     if agent is not None:
@@ -114,6 +115,7 @@ def test_the_policy_learns_the_task(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_policy_learns_the_answers_in_no_more_steps(tmp_path):
     folder = ROOT / "outputs" / "number-steps"
     if not (folder / "reward-model" / "best").exists():
