@@ -1,9 +1,10 @@
 """The verdict that a judge's answer ends with, or the reason why there is none.
 
-A verdict is the judge's own if only words such as `My final score` stand before it in its sentence, and only
-punctuation, Markdown and closing tags behind it. `Style score: 9`, `The loser is [[B]]` and `It says "Score: 10"` are
-none. Nor is what stands in a fence with other text, or after a line that introduces something else. Two verdicts with
-different values are none either, unless only the last one is called final. Every function needs linear time.
+A verdict is the judge's own if only words such as `My final score` stand before it in its sentence, and behind it
+punctuation, Markdown, closing tags or its reasons: `[[A]] because ...`, or lines that explain a verdict that is called
+one. `Style score: 9`, `The loser is [[B]]` and `It says "Score: 10"` are none. Nor is what stands in a fence with other
+text, or after a line that introduces something else. Two verdicts with different values are none either, unless only
+the last one is called final. Every function needs linear time.
 """
 
 from __future__ import annotations
@@ -25,26 +26,46 @@ _MOST_FAILURES = 200  # each can be a JSON object of any depth
 
 _WORDS = (
     "a|all|an|analysis|and|are|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end|evaluation"
-    "|feedback|final|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?|judge?ment|my|no(?=[,:])|on"
+    "|feedback|final|final answer|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?|judge?ment|my|no(?=[,:])|on"
     "|overall|ratings?|results?|revised|scores?|so|summary|that is|the|the above analysis|therefore|these|this|thus|tie"
-    "|total|updated|verdict|winner|i (?:would )?(?:choose|give|grade|pick|rate|select)(?: it)?"
+    "|total|updated|verdict|winner|i (?:would )?(?:choose|consider|give|grade|pick|rate|select)(?: it| this)?"
     "|the better (?:assistant|one|reply|response)"
     "|bewertung|endgültige[rs]?|gesamt|mein|punktzahl|urteil|mon|ma|finale|mi|calificación|puntuación|veredicto"
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
+_BETTER = "|".join(  # as Arena-Hard asks for it, before a verdict that says the same
+    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? is (?:(?:slightly|significantly|much) )?better"
+    rf"(?=[ \t:.,*_]*\[\[{side}>)"
+    for side in "ab"
+)
 _TAG = r"</?(?i:final[_-]?)?(?i:answer|verdict|score|result|rating|grade|judge?ment|decision|choice)>"
 _SECTION = r"\[The (?:Begin|End) of [\w ]+\]"
 _OWN = (  # the beginning of a sentence, and words before a verdict
-    r"(?:\A|\n|[.!?;](?<!\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>)(?:[ \t]*\d+[.)] )?"
-    rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS})(?!\w)|{_TAG}|{_SECTION})*"
+    r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my\b)"
+    r"|(?<=[.!?]\s|\n|\A)(?i:considering|given|since)\b[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
+    rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_BETTER}|relatively the same(?=[ \t:.,*_]*\[\[A=))(?!\w)|{_TAG}|{_SECTION})*"
 )
 _FINAL = regex.compile(r"(?i:\b(?:final|overall|revised|corrected|updated)\b|最[终終]|최종)")
 ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION})*+")
+_BECAUSE = regex.compile(r"[*_`]*[,.;:]?[*_`]*[ \t]+(?i:because|since|due to|given that)\b")
+_ANNOUNCED = regex.compile(r"(?i:\b(?:verdict|judge?ment|decision|winner|better|tie|scores?|ratings?)\b)")
+_EXPLAINS = regex.compile(  # on a line of its own
+    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:explanations?|evaluation|reason(?:s|ing)?|rationale|justification)\b"
+    r"|the (?:key|main) (?:reasons?|differences?|factors?)\b|the reasons?\b|both\b|while both\b"
+    r"|(?:in conclusion, )?(?:both |while )?assistants?\b)"
+)
+_TAKES_BACK = regex.compile(
+    r"(?i:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
+    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied)\b)",
+    regex.MULTILINE,
+)
 _FENCE = regex.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:\n[ \t]*\1[ \t]*$|\Z)", regex.MULTILINE | regex.DOTALL)
 _INTRODUCES = regex.compile(
     r"([:：]|```\w*|\b(?:as|has|had|get|is|of|reads|say|says|states|that|was|with|write|writes|wrote))[*_]*[ \t]*\n\s*"
 )
-_QUOTED = regex.compile(r"\A\s*\"(\[\[\w+\]\])\"\Z")  # as some prompts write it
+_QUOTED = regex.compile(  # as some prompts write it
+    r"((?:\A|^[#*_ ]*(?i:(?:my )?final verdict))[\s:*_]*)\"([^\"\n]*\[\[[\w<>=]+\]\][*_.]*)\"[.*]*\Z", regex.MULTILINE
+)
 
 GAP = r"[ \t*_`()\[\]$]*+"
 NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
@@ -90,9 +111,12 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
         wanted = "there is no verdict" + (f" with the mark {mark}" if mark else "")
         raise NoVerdict(": ".join([wanted, *failures[-1:]]))
     value, end, last = found[-1]
-    sentence = text[last.start() :].lstrip(".!?;*_)]\"'”")  # of which the last one ended with
+    line = text[text.rfind("\n", 0, end) + 1 : end]
+    explained = _is_explained(text[end:], last[0] + line, opener)
+    behind = text[end:].split("\n", 1)[0] if explained else text[end:]
+    sentence = (text[last.start() : end] + behind).lstrip(".!?;*_)]\"'”")  # of which the last one ended with
     closes_more = any(sentence.count(close) > sentence.count(opens) for opens, close in ("()", "[]"))
-    if closes_more or not ENDS.fullmatch(text, end):
+    if closes_more or not (explained or ENDS.fullmatch(text, end)):
         raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
     rivals = {str(other) for other, _, match in found if bool(_FINAL.search(match[0])) >= bool(_FINAL.search(last[0]))}
     if len(rivals) > 1:
@@ -100,9 +124,15 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     return value
 
 
+def _is_explained(rest: str, said: str, opener: str) -> bool:
+    """Return whether the text behind a verdict gives its reasons: no other verdict, nothing that takes it back."""
+    reasons = _BECAUSE.match(rest) or (_ANNOUNCED.search(said) and _EXPLAINS.match(rest))
+    return bool(reasons) and not _TAKES_BACK.search(rest) and not regex.search(opener, rest, timeout=READING_SECONDS)
+
+
 def _without_quotations(text: str) -> str:
     """Return a text without what is in fences, but for a verdict, and with introductions in the line after them."""
-    text = _QUOTED.sub(r"\1", text.rstrip())
+    text = _QUOTED.sub(r"\1\2", text.rstrip())
 
     def shown(fence: Any) -> str:
         inside: str = fence[2].strip()
