@@ -25,6 +25,7 @@ _TOTALS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
 class JudgeRecord:
     """The infos of `JudgeScorer` for one comparison: sums of what its replies cost, means of the others.
 
+    `judge_lead` is that of the first reply: the verdicts for it less those against it.
     `seconds` is its share in the time of the call, by the number of questions. NaN is unknown.
     """
 
@@ -37,6 +38,7 @@ class JudgeRecord:
     prefers_first: float = math.nan
     verdict_mass: float = math.nan
     seconds: float = math.nan
+    judge_lead: float = math.nan
 
     @classmethod
     def of(cls, infos: Mapping[str, NDArray[Any]], rows: slice, *, seconds: float) -> JudgeRecord | None:
@@ -52,6 +54,8 @@ class JudgeRecord:
             known = [value for column in columns for value in column[rows].tolist() if math.isfinite(value)]
             if known:
                 values[name] = sum(known) / (len(known) if name in _MEANS else 1)
+        if "judge_lead" in infos:
+            values["judge_lead"] = float(infos["judge_lead"][rows][0])
         share = values["judge_questions"] / max(1.0, np.nansum(found["judge_questions"]))
         return cls(**values, seconds=seconds * share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,8 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Comparison
 
+KEEP_FAILED = ("judge-bench",)  # their rows without a score stay in the denominators
+
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRow:
@@ -25,13 +28,17 @@ class BenchmarkRow:
         comparison: the replies to score; `where` is the file and line of the row.
         subset: part of the benchmark that the row belongs to.
         fields: the row as it was read.
-        scores: one score per reply; empty before scoring.
+        scores: one score per reply; empty before scoring, or without one.
+        lead: verdicts for the first reply less those against it, of a judge that compares; None without one.
+        published: whether the row has a published result, so that no model is needed.
     """
 
     comparison: Comparison
     subset: str
     fields: Mapping[str, Any]
     scores: tuple[float, ...] = ()
+    lead: float | None = None
+    published: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class BenchmarkResult:
         counts: number of scored rows by section and by subset.
         missing: subsets of the benchmark without a value; sections and total are computed without them.
         not_counted: subsets in the rows that are not part of the total.
-        failed: rows without a score, by file and line, with the reason. They are in no value.
+        failed: rows without a score, by file and line, with the reason. They are in no value (`KEEP_FAILED`: not right).
         details: other values of this benchmark.
         benchmark: name of the benchmark.
         model: name of the reward model.
@@ -88,7 +95,8 @@ class BenchmarkResult:
             notes.append(f"Not part of {self.benchmark}, and in no section: {', '.join(self.not_counted)}.")
         if self.failed:
             where, reason = next(iter(self.failed.items()))
-            notes.append(f"Rows without a score, in no value: {len(self.failed)}; the first is {where}: {reason}")
+            counted = "not right" if self.benchmark in KEEP_FAILED else "in no value"
+            notes.append(f"Rows without a score, {counted}: {len(self.failed)}; the first is {where}: {reason}")
         return notes
 
 
@@ -113,9 +121,11 @@ def read_benchmark(
 
 
 def with_scores(
-    rows: Sequence[BenchmarkRow], scores: Sequence[RowScores]
+    rows: Sequence[BenchmarkRow], scores: Sequence[RowScores], *, keep_failed: bool = False
 ) -> tuple[tuple[BenchmarkRow, ...], dict[str, str]]:
     """Return the rows whose replies all have a score, and the reasons of the others by file and line.
+
+    With `keep_failed` the others are returned too, without scores.
 
     Raises:
         ScoringError: there is no such row.
@@ -125,11 +135,12 @@ def with_scores(
         reason = next((each for each in found.errors if each), None)
         if reason is None and found.judge is not None and found.judge.judge_unread > 0:  # other replies have a reward
             reason = f"{found.judge.judge_unread:g} of {found.judge.judge_questions:g} questions have no verdict"
-        if reason is None:
-            scored.append(replace(row, scores=found.rewards))
-        else:
+        lead = None if found.judge is None or math.isnan(found.judge.judge_lead) else found.judge.judge_lead
+        if reason is None or keep_failed:
+            scored.append(replace(row, scores=() if reason else found.rewards, lead=lead, published=False))
+        if reason is not None:
             failed[row.comparison.where] = reason
-    if not scored:
+    if not any(row.scores or row.lead for row in scored):
         rewards = [reward for found in scores for reward in found.rewards]
         errors = [error for found in scores for error in found.errors]
         raise ScoringError(Scores.from_rewards(rewards, errors=errors))

@@ -40,6 +40,8 @@ class VerdictForm(Config):
     """Regular expression of `last`, with one group; instead of `line`."""
     values: dict[str, Finite] | None = None
     """Value of the first reply for each text of the group of `last`, from 0 to 1; None if it is a number."""
+    sole: Flag = False
+    """Whether an answer has no verdict if `pattern` matches two different ones in it, even in what it quotes."""
     name: str = "{number}"
     """Name of a reply in `json_scores`."""
     listed: Flag = False
@@ -171,6 +173,8 @@ def _values(form: VerdictForm, choices: Sequence[str]) -> Mapping[str, float] | 
 
 
 def _last_value(text: str, form: VerdictForm, values: Mapping[str, float] | None, scale: Scale, mark: str) -> float:
+    if form.sole and len(said := set(regex.findall(form.pattern, text))) > 1:
+        raise NoVerdict(f"there are different verdicts, {sorted(said)}")
     pattern, known = form.pattern, {name.casefold(): value for name, value in (values or {}).items()}
     if form.line and values is not None:
         texts = "|".join(regex.escape(name) for name in sorted(values, key=len, reverse=True))

@@ -30,7 +30,7 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
 from gym_rm.scorers.judge.asking import Answer
 from gym_rm.scorers.judge.options import OURS, JudgeOptions
-from gym_rm.scorers.judge.plan import Case, JudgeRow, Plan, Verdicts
+from gym_rm.scorers.judge.plan import Case, JudgeRow, Plan, Verdicts, unplaced
 from gym_rm.scorers.judge.questions import Questions, Shown
 from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, read_rubric, rubric_of_row, rubric_reward
 from gym_rm.scorers.judge.verdicts import NoVerdict
@@ -113,7 +113,7 @@ class JudgeMode(abc.ABC):
             rewards,
             components=_columns(components),
             errors=errors,
-            infos={**_columns(infos), **_costs(seats, answers)},
+            infos={**_columns(infos), **_costs(seats, answers), "judge_lead": _leads(seats, answers)},
         )
 
     @abc.abstractmethod
@@ -335,6 +335,20 @@ def _costs(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> di
             for row in rows:
                 costs[name][row] += value / len(rows)
     return costs
+
+
+def _leads(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> list[float]:
+    """Return the verdicts for each row's reply less those against it, beside one other row; NaN without any."""
+    leads = []
+    for each in seats:
+        pairs = [seat for seat in each if len(seat.case.rows) == 2 and all(seat.case.rows)]
+        leads.append(0.0 if pairs else math.nan)
+        for seat in pairs:
+            for order, question in itertools.chain(*seat.case.samples):
+                if (said := answers[question.seed].values) is not None:
+                    placed = unplaced(order, said)
+                    leads[-1] += float(np.sign(placed[seat.place] - placed[1 - seat.place]))
+    return leads
 
 
 def _mean(values: Sequence[float]) -> float:

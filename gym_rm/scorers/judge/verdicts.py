@@ -34,7 +34,7 @@ _WORDS = (
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
 _BETTER = "|".join(  # as Arena-Hard asks for it, before a verdict that says the same
-    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? is (?:(?:slightly|significantly|much) )?better"
+    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:(?:slightly|significantly|much) )?better"
     rf"(?=[ \t:.,*_]*\[\[{side}>)"
     for side in "ab"
 )
@@ -42,7 +42,7 @@ _TAG = r"</?(?i:final[_-]?)?(?i:answer|verdict|score|result|rating|grade|judge?m
 _SECTION = r"\[The (?:Begin|End) of [\w ]+\]"
 _OWN = (  # the beginning of a sentence, and words before a verdict
     r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my\b)"
-    r"|(?<=[.!?]\s|\n|\A)(?i:considering|given|since)\b[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
+    r"|(?<=[.!?]\s|\n|\A)(?i:(?:however, )?(?:considering|given|since))\b[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
     rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_BETTER}|relatively the same(?=[ \t:.,*_]*\[\[A=))(?!\w)|{_TAG}|{_SECTION})*"
 )
 _FINAL = regex.compile(r"(?i:\b(?:final|overall|revised|corrected|updated)\b|最[终終]|최종)")
@@ -52,7 +52,7 @@ _ANNOUNCED = regex.compile(r"(?i:\b(?:verdict|judge?ment|decision|winner|better|
 _EXPLAINS = regex.compile(  # on a line of its own
     r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:explanations?|evaluation|reason(?:s|ing)?|rationale|justification)\b"
     r"|the (?:key|main) (?:reasons?|differences?|factors?)\b|the reasons?\b|both\b|while both\b"
-    r"|(?:in conclusion, )?(?:both |while )?assistants?\b)"
+    r"|(?:in conclusion, )?(?:both |while )?assistants?\b|([a-z])\1{2,}\s*\Z)"  # the answer that a question asks for: BBBBB
 )
 _TAKES_BACK = regex.compile(
     r"(?i:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
