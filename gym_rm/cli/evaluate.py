@@ -25,7 +25,16 @@ from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, re
 from gym_rm.reports.transcripts import visible
 
 REPORTS, STORES = ("report.json", "report.html"), ("scores.jsonl", "against.jsonl")  # files of an output folder
-Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench"]
+Benchmark = Literal[
+    "rewardbench",
+    "rewardbench2",
+    "rm-bench",
+    "judge-bench",
+    "process-bench",
+    "prm-bench",
+    "agent-process-bench",
+    "reward-math",
+]
 
 
 def evaluate(
@@ -97,6 +106,7 @@ def evaluate(
             seed=seed,
             columns=parse_columns(column or []),
             skip_malformed=on_error == "skip",
+            published=all(each is None for each in (reward_model, against, scores)),
         )
         if reward_model is not None and scores is not None:
             raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")

@@ -129,6 +129,7 @@ class Evaluation:
         seed: seed of the sample.
         columns: names of the columns of fields, see `with_columns`.
         skip_malformed: count malformed rows instead of raising an error.
+        published: take the results in the rows of a benchmark, if all rows have them, instead of asking a model.
 
     Raises:
         ConfigError: a setting has no effect on a benchmark.
@@ -141,6 +142,7 @@ class Evaluation:
     seed: int = 0
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     skip_malformed: bool = False
+    published: bool = False
 
     def __post_init__(self) -> None:
         for name, given in (("--column", self.columns), ("--best-of-n", self.best_of_n)):
@@ -158,6 +160,12 @@ class Evaluation:
         if self.benchmark is None:
             return Results({**of_rows, **settings}, sets=self._sets(models))
         read = sampled(read_benchmark(self.files, BENCHMARKS[self.benchmark].read_row), self.rows, seed=self.seed)
+        if self.published and all(row.published for row in read):
+            result = BENCHMARKS[self.benchmark].result(read)
+            named = dataclasses.replace(result, benchmark=self.benchmark, model="published")
+            return Results({**of_rows, **settings}, benchmarks=[named])
+        if bare := next((row.comparison.where for row in read if not row.comparison.replies), None):
+            raise ConfigError(f"{bare}: --benchmark {self.benchmark} counts the results in the rows; name no model.")
         rows = ComparisonSet(self.benchmark, tuple(row.comparison for row in read))
         found = [benchmark_result(self.benchmark, read, *model.score([rows])) for model in models]
         return Results({**of_rows, **settings}, benchmarks=found)

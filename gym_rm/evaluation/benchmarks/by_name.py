@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from typing import Any
 
-from gym_rm.evaluation.benchmarks import judge_bench, rewardbench, rewardbench_2, rm_bench
+from gym_rm.evaluation.benchmarks import judge_bench, published, rewardbench, rewardbench_2, rm_bench
 from gym_rm.evaluation.benchmarks.rows import KEEP_FAILED, BenchmarkResult, BenchmarkRow, with_scores
 from gym_rm.evaluation.scored import ScoredComparisons
 
-BENCHMARKS: Mapping[str, ModuleType] = {
+BENCHMARKS: Mapping[str, Any] = {
     "rewardbench": rewardbench,
     "rewardbench2": rewardbench_2,
     "rm-bench": rm_bench,
     "judge-bench": judge_bench,
+    **published.TABLES,
 }
 """Each has `read_row(row, where)`, and `result(rows)` of scored rows."""
 

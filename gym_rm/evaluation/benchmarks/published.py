@@ -50,7 +50,7 @@ class PublishedTable:
         main, *_ = total
         subsets = {name: value for name, values in every.items() if (value := values[main]) is not None}
         overall, sections = (mean_of_present(subsets.values()), {}) if self.macro else (total[main], total)
-        counts = {name: len(group) for name, group in groups.items()}
+        counts = {name: sum("annotator" not in row.fields for row in group) for name, group in groups.items()}
         return BenchmarkResult(overall, subsets, counts, sections, details=every)
 
 
@@ -98,8 +98,8 @@ def prm_bench(rows: Rows) -> dict[str, float | None]:
 def agent_process_bench(rows: Rows) -> dict[str, float | None]:
     """Return the share of right labels over all steps, and of rows whose first step -1 (or none) is the right one.
 
-    AgentProcessBench, arXiv 2603.14465, RUCBM/AgentProcessBench eval/compare.py: rows with `messages`, and rows with the
-    labels of a model, of which the newest counts; what it did not label is wrong.
+    AgentProcessBench, arXiv 2603.14465, RUCBM/AgentProcessBench eval/compare.py: rows with `messages`, and rows with
+    the labels of a model, of which the newest counts; what it did not label is wrong.
     """
     key = operator.itemgetter("data_source", "query_index", "sample_index")
     newest = sorted(rows, key=lambda row: str(row.get("updated_at") or ""))
@@ -132,3 +132,11 @@ def reward_math(rows: Rows) -> dict[str, float | None]:
         values[f"accuracy{of}"] = mean_of_present(rank == 1 for rank in ranks)
         values[f"mean reciprocal rank{of}"] = mean_of_present(1 / rank for rank in ranks)
     return values
+
+
+TABLES: Mapping[str, PublishedTable] = {
+    "process-bench": PublishedTable(process_bench, macro=True),
+    "prm-bench": PublishedTable(prm_bench),
+    "agent-process-bench": PublishedTable(agent_process_bench),
+    "reward-math": PublishedTable(reward_math),
+}

@@ -52,7 +52,7 @@ class BenchmarkResult:
         counts: number of scored rows by section and by subset.
         missing: subsets of the benchmark without a value; sections and total are computed without them.
         not_counted: subsets in the rows that are not part of the total.
-        failed: rows without a score, by file and line, with the reason. They are in no value (`KEEP_FAILED`: not right).
+        failed: rows without a score, by file and line, with the reason. They are in no value, see `KEEP_FAILED`.
         details: other values of this benchmark.
         benchmark: name of the benchmark.
         model: name of the reward model.

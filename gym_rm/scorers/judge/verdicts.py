@@ -25,46 +25,44 @@ READING_SECONDS = 1.0
 _MOST_FAILURES = 200  # each can be a JSON object of any depth
 
 _WORDS = (
-    "a|all|an|analysis|and|are|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end|evaluation"
-    "|feedback|final|final answer|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?|judge?ment|my|no(?=[,:])|on"
-    "|overall|ratings?|results?|revised|scores?|so|summary|that is|the|the above analysis|therefore|these|this|thus|tie"
-    "|total|updated|verdict|winner|i (?:would )?(?:choose|consider|give|grade|pick|rate|select)(?: it| this)?"
+    "a|all|an|analysis|and|are|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end"
+    "|evaluation|feedback|final|final answer|finally|hence|here|in|is|it is a (?:draw|tie)|json(?: format)?"
+    "|judge?ment|my|no(?=[,:])|on|overall|ratings?|results?|revised|scores?|so|summary|that is|the|the above analysis"
+    "|therefore|these|this|thus|tie|total|updated|verdict|winner"
+    "|i (?:would )?(?:choose|consider|give|grade|pick|rate|select)(?: it| this)?"
     "|the better (?:assistant|one|reply|response)"
     "|bewertung|endgültige[rs]?|gesamt|mein|punktzahl|urteil|mon|ma|finale|mi|calificación|puntuación|veredicto"
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
-_BETTER = "|".join(  # as Arena-Hard asks for it, before a verdict that says the same
-    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:(?:slightly|significantly|much) )?better"
-    rf"(?=[ \t:.,*_]*\[\[{side}>)"
+_SAYS = "|".join(  # what Arena-Hard asks for, before a verdict that says the same
+    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:\w+ly )?better(?=[ \t:.,*_]*\[\[{side}>)"
     for side in "ab"
 )
 _TAG = r"</?(?i:final[_-]?)?(?i:answer|verdict|score|result|rating|grade|judge?ment|decision|choice)>"
 _SECTION = r"\[The (?:Begin|End) of [\w ]+\]"
 _OWN = (  # the beginning of a sentence, and words before a verdict
-    r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my\b)"
-    r"|(?<=[.!?]\s|\n|\A)(?i:(?:however, )?(?:considering|given|since))\b[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
-    rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_BETTER}|relatively the same(?=[ \t:.,*_]*\[\[A=))(?!\w)|{_TAG}|{_SECTION})*"
+    r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my\b)|(?<=[.!?]\s|\n|\A)"
+    r"(?i:(?:however, )?(?:considering|given|since)\b)[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
+    rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_SAYS}|relatively the same(?=[ \t:.,*_]*\[\[A=))(?!\w)|{_TAG}|{_SECTION})*"
 )
 _FINAL = regex.compile(r"(?i:\b(?:final|overall|revised|corrected|updated)\b|最[终終]|최종)")
 ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION})*+")
 _BECAUSE = regex.compile(r"[*_`]*[,.;:]?[*_`]*[ \t]+(?i:because|since|due to|given that)\b")
 _ANNOUNCED = regex.compile(r"(?i:\b(?:verdict|judge?ment|decision|winner|better|tie|scores?|ratings?)\b)")
-_EXPLAINS = regex.compile(  # on a line of its own
-    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:explanations?|evaluation|reason(?:s|ing)?|rationale|justification)\b"
-    r"|the (?:key|main) (?:reasons?|differences?|factors?)\b|the reasons?\b|both\b|while both\b"
-    r"|(?:in conclusion, )?(?:both |while )?assistants?\b|([a-z])\1{2,}\s*\Z)"  # the answer that a question asks for: BBBBB
+_EXPLAINS = regex.compile(  # on a line of its own; or the answer that a question asks for, such as BBBBB
+    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:the (?:key |main )?)?(?:explanation|evaluation|reason(?:ing)?|rationale|difference"
+    r"|factor)s?\b|(?:in conclusion, )?(?:while )?(?:both |the )?assistants?\b|both\b|([a-z])\1{2,}\s*\Z)"
 )
 _TAKES_BACK = regex.compile(
-    r"(?i:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
-    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied)\b)",
-    regex.MULTILINE,
+    r"(?im:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
+    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied)\b)"
 )
 _FENCE = regex.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:\n[ \t]*\1[ \t]*$|\Z)", regex.MULTILINE | regex.DOTALL)
 _INTRODUCES = regex.compile(
     r"([:：]|```\w*|\b(?:as|has|had|get|is|of|reads|say|says|states|that|was|with|write|writes|wrote))[*_]*[ \t]*\n\s*"
 )
 _QUOTED = regex.compile(  # as some prompts write it
-    r"((?:\A|^[#*_ ]*(?i:(?:my )?final verdict))[\s:*_]*)\"([^\"\n]*\[\[[\w<>=]+\]\][*_.]*)\"[.*]*\Z", regex.MULTILINE
+    r"(?m)((?:\A|^[#*_ ]*(?i:(?:my )?final verdict))[\s:*_]*)\"([^\"\n]*\[\[[\w<>=]+\]\][*_.]*)\"[.*]*\Z"
 )
 
 GAP = r"[ \t*_`()\[\]$]*+"
