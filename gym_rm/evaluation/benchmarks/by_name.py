@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.evaluation.benchmarks import judge_bench, published, rewardbench, rewardbench_2, rm_bench
-from gym_rm.evaluation.benchmarks.rows import KEEP_FAILED, BenchmarkResult, BenchmarkRow, with_scores
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, BenchmarkRow, with_scores
 from gym_rm.evaluation.scored import ScoredComparisons
 
 BENCHMARKS: Mapping[str, Any] = {
@@ -22,6 +22,6 @@ BENCHMARKS: Mapping[str, Any] = {
 
 def benchmark_result(name: str, rows: Sequence[BenchmarkRow], scored: ScoredComparisons) -> BenchmarkResult:
     """Return the result of rows whose comparisons were scored, in the same order; raises ScoringError if none was."""
-    found, failed = with_scores(rows, scored.scores, keep_failed=name in KEEP_FAILED)
+    found, failed = with_scores(rows, scored.scores, both_orders=name == "judge-bench")
     result: BenchmarkResult = BENCHMARKS[name].result(found)
     return dataclasses.replace(result, benchmark=name, model=scored.model, failed=failed, judge=scored.judge())

@@ -1,10 +1,10 @@
 """JudgeBench: pairs of replies to hard questions (Tan et al., arXiv 2410.12784).
 
-A row has `question`, `response_A`, `response_B`, `label` (`"A>B"` or `"B>A"`) and `source`. By the rule of JudgeBench
-(`compute_final_metrics` in utils/metrics.py of ScalerLab/JudgeBench at e2c52c2), the verdict in each of the two orders
-counts 1 if it is right, -1 if it is wrong and 0 if it is a tie or missing; a pair is right if the sum is above 0, so a
-right verdict and a tie are right. Values are shares of all rows. A model that scores each reply has the same verdict in
-both orders. The rows of a published result have `judgments` with a `decision` for each order, or null.
+A row has `question`, `response_A`, `response_B`, `label` (`"A>B"` or `"B>A"`) and `source`. By JudgeBench's rule
+(`compute_final_metrics` in utils/metrics.py of ScalerLab/JudgeBench at e2c52c2) the verdict in each of the two orders
+counts 1 if it is right, -1 if it is wrong and 0 if it is a tie or missing, and a pair is right if the sum is above 0. A
+model that scores single replies says the same in both orders. Values are shares of all rows, also of those without a
+verdict. Rows of a published result have `judgments`, with a `decision` or null for each order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from gym_rm.checks import one_of
 from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
@@ -22,16 +20,16 @@ from gym_rm.evaluation.benchmarks.rows import (
     by_subset,
     comparison_of,
     list_field,
+    mean_of_present,
     text_field,
 )
 
 SOURCES = ("mmlu-pro", "livebench-reasoning", "livebench-math", "livecodebench")
-LABELS = ("A>B", "B>A")
 
 
 def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     """Return a row, the better reply first."""
-    label = one_of(f"{where}: 'label'", row.get("label"), LABELS)
+    label = one_of(f"{where}: 'label'", row.get("label"), ("A>B", "B>A"))
     names = ("response_A", "response_B") if label == "A>B" else ("response_B", "response_A")
     source = text_field(row, "source", where)
     subset = next((known for known in SOURCES if source.startswith(known)), source)
@@ -39,26 +37,22 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     found = BenchmarkRow(comparison_of(row, "question", replies, where), subset, row)
     if "judgments" not in row:
         return found
-    said = [each and each.get("decision") for each in list_field(row, "judgments", where)]
-    right = [label, *(other for other in LABELS if other != label)]  # the second order is the other one
-    lead = sum((one == good) - (one == bad) for one, good, bad in zip(said, right, right[::-1], strict=False))
-    return replace(found, lead=float(lead), published=True)
+    said = [each and each["decision"] for each in list_field(row, "judgments", where)]
+    asked = zip(said, (label, label[::-1]), strict=False)  # the second order of "A>B" is "B>A"
+    return replace(found, scores=(sum((one == good) - (one == good[::-1]) for one, good in asked), 0), published=True)
 
 
 def result(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:
-    """Return the shares of right pairs of all rows, and how many pairs are neither right nor wrong."""
-    groups = {source: np.array([_lead(row) for row in group]) for source, group in by_subset(rows).items()}
-    every = np.concatenate([*groups.values()])
+    """Return the shares of right pairs, and the number of those that are neither right nor wrong."""
+    groups = by_subset(rows)
     return BenchmarkResult(
-        overall=float(np.mean(every > 0)),
-        subsets={source: float(np.mean(leads > 0)) for source, leads in groups.items()},
-        counts={source: len(leads) for source, leads in groups.items()},
+        overall=_accuracy(rows),
+        subsets={source: _accuracy(group) for source, group in groups.items()},
+        counts={source: len(group) for source, group in groups.items()},
         missing=tuple(source for source in SOURCES if source not in groups),
-        details={"ties": int(np.sum(every == 0))},
+        details={"ties": sum(row.scores[0] == row.scores[1] for row in rows)},
     )
 
 
-def _lead(row: BenchmarkRow) -> float:
-    if row.lead is not None or not row.scores:
-        return row.lead or 0.0
-    return float(np.sign(row.scores[0] - row.scores[1]))
+def _accuracy(rows: Sequence[BenchmarkRow]) -> float:
+    return mean_of_present(float(row.scores[0] > row.scores[1]) for row in rows) or 0.0

@@ -17,8 +17,6 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Comparison
 
-KEEP_FAILED = ("judge-bench",)  # their rows without a score stay in the denominators
-
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRow:
@@ -28,16 +26,14 @@ class BenchmarkRow:
         comparison: the replies to score; `where` is the file and line of the row.
         subset: part of the benchmark that the row belongs to.
         fields: the row as it was read.
-        scores: one score per reply; empty before scoring, or without one.
-        lead: verdicts for the first reply less those against it, of a judge that compares; None without one.
-        published: whether the row has a published result, so that no model is needed.
+        scores: one score per reply; empty before scoring.
+        published: whether the row came with its results, so that no model is asked.
     """
 
     comparison: Comparison
     subset: str
     fields: Mapping[str, Any]
     scores: tuple[float, ...] = ()
-    lead: float | None = None
     published: bool = False
 
 
@@ -52,7 +48,7 @@ class BenchmarkResult:
         counts: number of scored rows by section and by subset.
         missing: subsets of the benchmark without a value; sections and total are computed without them.
         not_counted: subsets in the rows that are not part of the total.
-        failed: rows without a score, by file and line, with the reason. They are in no value, see `KEEP_FAILED`.
+        failed: rows without a score, by file and line, with the reason. They are in no value, or not right.
         details: other values of this benchmark.
         benchmark: name of the benchmark.
         model: name of the reward model.
@@ -95,7 +91,7 @@ class BenchmarkResult:
             notes.append(f"Not part of {self.benchmark}, and in no section: {', '.join(self.not_counted)}.")
         if self.failed:
             where, reason = next(iter(self.failed.items()))
-            counted = "not right" if self.benchmark in KEEP_FAILED else "in no value"
+            counted = "not right" if self.benchmark == "judge-bench" else "in no value"
             notes.append(f"Rows without a score, {counted}: {len(self.failed)}; the first is {where}: {reason}")
         return notes
 
@@ -121,11 +117,11 @@ def read_benchmark(
 
 
 def with_scores(
-    rows: Sequence[BenchmarkRow], scores: Sequence[RowScores], *, keep_failed: bool = False
+    rows: Sequence[BenchmarkRow], scores: Sequence[RowScores], *, both_orders: bool = False
 ) -> tuple[tuple[BenchmarkRow, ...], dict[str, str]]:
     """Return the rows whose replies all have a score, and the reasons of the others by file and line.
 
-    With `keep_failed` the others are returned too, without scores.
+    With `both_orders` a row of two replies has the verdicts for and against the first one, and stays if it lacks some.
 
     Raises:
         ScoringError: there is no such row.
@@ -135,12 +131,13 @@ def with_scores(
         reason = next((each for each in found.errors if each), None)
         if reason is None and found.judge is not None and found.judge.judge_unread > 0:  # other replies have a reward
             reason = f"{found.judge.judge_unread:g} of {found.judge.judge_questions:g} questions have no verdict"
-        lead = None if found.judge is None or math.isnan(found.judge.judge_lead) else found.judge.judge_lead
-        if reason is None or keep_failed:
-            scored.append(replace(row, scores=() if reason else found.rewards, lead=lead, published=False))
+        if both_orders and (found.judge is not None) and math.isfinite(found.judge.judge_lead):
+            scored.append(replace(row, scores=(found.judge.judge_lead, 0.0)))
+        elif both_orders or reason is None:
+            scored.append(replace(row, scores=(0.0, 0.0) if reason else found.rewards))
         if reason is not None:
             failed[row.comparison.where] = reason
-    if not any(row.scores or row.lead for row in scored):
+    if len(failed) == len(rows) and not any(any(row.scores) for row in scored):
         rewards = [reward for found in scores for reward in found.rewards]
         errors = [error for found in scores for error in found.errors]
         raise ScoringError(Scores.from_rewards(rewards, errors=errors))

@@ -30,7 +30,7 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scorers.groups import groups_of, shared_beginning
 from gym_rm.scorers.judge.asking import Answer
 from gym_rm.scorers.judge.options import OURS, JudgeOptions
-from gym_rm.scorers.judge.plan import Case, JudgeRow, Plan, Verdicts, unplaced
+from gym_rm.scorers.judge.plan import Case, JudgeRow, Plan, Verdicts
 from gym_rm.scorers.judge.questions import Questions, Shown
 from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, field_of, read_rubric, rubric_of_row, rubric_reward
 from gym_rm.scorers.judge.verdicts import NoVerdict
@@ -342,12 +342,10 @@ def _leads(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> li
     leads = []
     for each in seats:
         pairs = [seat for seat in each if len(seat.case.rows) == 2 and all(seat.case.rows)]
-        leads.append(0.0 if pairs else math.nan)
-        for seat in pairs:
-            for order, question in itertools.chain(*seat.case.samples):
-                if (said := answers[question.seed].values) is not None:
-                    placed = unplaced(order, said)
-                    leads[-1] += float(np.sign(placed[seat.place] - placed[1 - seat.place]))
+        found = [(seat.place, *asked) for seat in pairs for sample in seat.case.samples for asked in sample]
+        said = [(order.index(place), answers[question.seed].values) for place, order, question in found]
+        won = [np.sign(values[shown] - values[1 - shown]) for shown, values in said if values is not None]
+        leads.append(float(sum(won)) if pairs else math.nan)
     return leads
 
 

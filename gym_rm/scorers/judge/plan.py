@@ -80,7 +80,7 @@ class Case:
         values, same = [], []
         for sample in self.samples:
             found = [(order, answers[question.seed].values) for order, question in sample]
-            placed = np.array([unplaced(order, said) for order, said in found if said is not None])
+            placed = np.array([_unplaced(order, said) for order, said in found if said is not None])
             if len(placed) < len(found):
                 continue
             mean = placed.mean(axis=0)
@@ -95,7 +95,7 @@ class Case:
         return Verdicts(found_values, float(np.mean(same)) if same else float("nan"), error)
 
 
-def unplaced(order: Sequence[int], said: Sequence[float]) -> list[float]:
+def _unplaced(order: Sequence[int], said: Sequence[float]) -> list[float]:
     """Return the values of replies that were shown in an order, in the order of the case."""
     return [value for _, value in sorted(zip(order, said, strict=True))]
 

@@ -35,7 +35,8 @@ _WORDS = (
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
 _SAYS = "|".join(  # what Arena-Hard asks for, before a verdict that says the same
-    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:\w+ly )?better(?=[ \t:.,*_]*\[\[{side}>)"
+    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:\w+ly )?better"
+    rf"(?=[ \t:.,*_]*\[\[{side}>)"
     for side in "ab"
 )
 _TAG = r"</?(?i:final[_-]?)?(?i:answer|verdict|score|result|rating|grade|judge?ment|decision|choice)>"
@@ -50,8 +51,8 @@ ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION})*+")
 _BECAUSE = regex.compile(r"[*_`]*[,.;:]?[*_`]*[ \t]+(?i:because|since|due to|given that)\b")
 _ANNOUNCED = regex.compile(r"(?i:\b(?:verdict|judge?ment|decision|winner|better|tie|scores?|ratings?)\b)")
 _EXPLAINS = regex.compile(  # on a line of its own; or the answer that a question asks for, such as BBBBB
-    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:the (?:key |main )?)?(?:explanation|evaluation|reason(?:ing)?|rationale|difference"
-    r"|factor)s?\b|(?:in conclusion, )?(?:while )?(?:both |the )?assistants?\b|both\b|([a-z])\1{2,}\s*\Z)"
+    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:the (?:key |main )?)?(?:explanation|evaluation|reason(?:ing)?|rationale|"
+    r"difference|factor)s?\b|(?:in conclusion, )?(?:while )?(?:both |the )?assistants?\b|both\b|([a-z])\1{2,}\s*\Z)"
 )
 _TAKES_BACK = regex.compile(
     r"(?im:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
