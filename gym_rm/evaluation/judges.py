@@ -23,9 +23,7 @@ _TOTALS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
 
 @dataclass(frozen=True, slots=True)
 class JudgeRecord:
-    """The infos of `JudgeScorer` for one comparison: sums of what its replies cost, means of the others.
-
-    `judge_lead` is that of the first reply: the verdicts for it less those against it.
+    """The infos of `JudgeScorer` for one comparison: sums of what its replies cost, means, the first `judge_lead`.
     `seconds` is its share in the time of the call, by the number of questions. NaN is unknown.
     """
 

@@ -15,7 +15,9 @@ BENCHMARKS: Mapping[str, Any] = {
     "rewardbench2": rewardbench_2,
     "rm-bench": rm_bench,
     "judge-bench": judge_bench,
-    **published.TABLES,
+    "process-bench": published.PublishedTable(published.process_bench, macro=True),
+    "agent-process-bench": published.PublishedTable(published.agent_process_bench),
+    "reward-math": published.PublishedTable(published.reward_math),
 }
 """Each has `read_row(row, where)`, and `result(rows)` of scored rows."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,49 +15,45 @@ from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, BenchmarkRow, by_
 from gym_rm.types import Comparison
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Values: TypeAlias = dict[str, float | None]
 REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "min": min,
-    "product": math.prod,
-    "geometric mean": lambda steps: math.prod(steps) ** (1 / len(steps)),
-    "mean": lambda steps: functools.reduce(operator.add, steps) / len(steps),  # `sum` rounds by the version of Python
-    "last": lambda steps: steps[-1],
-    "max": max,
-}
+    "min": min, "product": math.prod, "geometric mean": lambda steps: math.prod(steps) ** (1 / len(steps)),
+    "mean": lambda steps: sum(steps) / len(steps), "last": lambda steps: steps[-1], "max": max,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """A benchmark whose rows have results. The first value of `measure` counts, or its mean over subsets (`macro`)."""
 
-    measure: Callable[[Rows], Mapping[str, float | None]]
+    measure: Callable[[Rows], Values]
     macro: bool = False
 
     def read_row(self, row: Mapping[str, Any], where: str) -> BenchmarkRow:
         """Return a row, which has no replies to score."""
-        named = row.get("classification") or row.get("dataset") or str(row.get("id", "")).rpartition("-")[0]
+        named = row.get("dataset") or str(row.get("id", "")).rpartition("-")[0]
         subset = str(named or Path(where).name.split(".")[0])
         return BenchmarkRow(Comparison((), (), where=where), subset, row, published=True)
 
     def result(self, rows: Sequence[BenchmarkRow]) -> BenchmarkResult:
         """Return the values of all rows and of each subset. Raises ConfigError if rows lack a field."""
-        groups = by_subset(rows)
+        groups = {name: [row.fields for row in group] for name, group in by_subset(rows).items()}
         try:
-            every = {name: self.measure([row.fields for row in group]) for name, group in groups.items()}
+            details = {name: self.measure(group) for name, group in groups.items()}
             total = self.measure([row.fields for row in rows])
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"{self.measure.__name__}: rows lack results, or have others: {error!r}.") from error
-        main, *_ = total
-        subsets = {name: value for name, values in every.items() if (value := values[main]) is not None}
-        overall, sections = (mean_of_present(subsets.values()), {}) if self.macro else (total[main], total)
-        counts = {name: sum("annotator" not in row.fields for row in group) for name, group in groups.items()}
-        return BenchmarkResult(overall, subsets, counts, sections, details=every)
+        subsets = {name: value for name, each in details.items() if (value := next(iter(each.values()))) is not None}
+        overall = mean_of_present(subsets.values()) if self.macro else next(iter(total.values()))
+        counts = {name: sum("annotator" not in row for row in group) for name, group in groups.items()}
+        return BenchmarkResult(overall, subsets, counts, {} if self.macro else total, details=details)
 
 
-def process_bench(rows: Rows) -> dict[str, float | None]:
+def process_bench(rows: Rows) -> Values:
     """Return the harmonic mean of the accuracies on solutions with an error and without one (`label` -1).
 
-    ProcessBench, arXiv 2412.06559, QwenLM/ProcessBench code/run_eval.py. Rows without a `prediction` have `score_steps`
-    of `gym-rm score`: the first step that is not above 0.5 is predicted.
+    ProcessBench, arXiv 2412.06559, QwenLM/ProcessBench code/run_eval.py. A row has a `prediction`, or the `score_steps`
+    of `gym-rm score`, of which the first one that is not above 0.5 is predicted.
     """
     halves: tuple[list[bool], list[bool]] = ([], [])
     for row in rows:
@@ -70,36 +65,11 @@ def process_bench(rows: Rows) -> dict[str, float | None]:
     return {"F1": f1, "error accuracy": error, "correct accuracy": right}
 
 
-def prm_bench(rows: Rows) -> dict[str, float | None]:
-    """Return 0.5 F1 + 0.5 negative F1 over all steps, 0 without hits (the source writes -1), and accuracies.
-
-    PRMBench, arXiv 2501.03124, ssmisya/PRMBench mr_eval/tasks/prmtest_classified/task.py: `error_steps` from 1,
-    `scores` with the labels of validity, and of redundancy for two classes; or `score_steps`, valid above 0.5.
-    """
-    counts, firsts = Counter[tuple[bool, bool]](), list[float]()
-    rows = [row for row in rows if row["classification"] != "correct"] or rows  # which only have a line of their own
-    for row in (row for row in rows if row.get("validity", True)):
-        labels, bad = row.get("scores") or {}, [step - 1 for step in row["error_steps"]]
-        said = labels["step_level_validity_labels"] if labels else [score > 0.5 for score in row["score_steps"]]
-        if row["classification"] in ("redundency", "circular") and "step_level_redundancy_labels" in labels:
-            said = [not label for label in labels["step_level_redundancy_labels"]]
-        counts.update((place not in bad, bool(good)) for place, good in enumerate(said))
-        firsts += [not said[place] for place in sorted(bad)[:1] if place < len(said)]
-    hits, missed, false, right = (counts[good, said] for good in (True, False) for said in (True, False))
-    f1, negative = (
-        2 * (p := hit / (hit + wrong)) * (r := hit / (hit + lost)) / (p + r) if hit else 0.0
-        for hit, wrong, lost in ((hits, false, missed), (right, missed, false))
-    )
-    values = {"PRM score": 0.5 * f1 + 0.5 * negative, "F1": f1, "negative F1": negative}
-    steps, first = (hits + right) / counts.total(), mean_of_present(firsts)
-    return {**values, "step accuracy": steps, "first error accuracy": first}
-
-
-def agent_process_bench(rows: Rows) -> dict[str, float | None]:
+def agent_process_bench(rows: Rows) -> Values:
     """Return the share of right labels over all steps, and of rows whose first step -1 (or none) is the right one.
 
-    AgentProcessBench, arXiv 2603.14465, RUCBM/AgentProcessBench eval/compare.py: rows with `messages`, and rows with
-    the labels of a model, of which the newest counts; what it did not label is wrong.
+    AgentProcessBench, arXiv 2603.14465, RUCBM/AgentProcessBench eval/compare.py: rows with `messages`, and rows of
+    which the newest has the labels of a model; what it did not label is wrong.
     """
     key = operator.itemgetter("data_source", "query_index", "sample_index")
     newest = sorted(rows, key=lambda row: str(row.get("updated_at") or ""))
@@ -111,32 +81,25 @@ def agent_process_bench(rows: Rows) -> dict[str, float | None]:
     return {"step accuracy": sum(steps) / len(steps), "first error accuracy": first}
 
 
-def reward_math(rows: Rows) -> dict[str, float | None]:
+def reward_math(rows: Rows) -> Values:
     """Return the share of problems whose right solution is strictly above all others, and the mean of 1 / its rank.
 
     RewardMATH, arXiv 2410.01729, kimsh0507/RewardMATH_official src/evaluation/eval.py: a wrong solution with the same
     score ranks before the right one. The scores of steps are reduced in each of the ways of `REDUCTIONS`.
     """
-    values, steps = dict[str, float | None](), isinstance(rows[0]["score"][0], list)
+    values, steps = Values(), isinstance(rows[0]["score"][0], list)
     for name, reduce in (REDUCTIONS if steps else {"": lambda score: score}).items():
         ranks = []
         for row in rows:
-            if "chosen_position" in row:  # the choices of a judge of pairs: a lost pair ranks before
-                ranks.append(1 + sum(map(operator.ne, row["score"], row["chosen_position"])))
-                continue
-            scores = {True: list[float](), False: list[float]()}
-            for source, score in zip(row["solution_reference"], row["score"], strict=True):
-                scores[source == "human_to_GPT-4"].append(reduce(score))
-            ranks.append(1 + sum(score >= max(scores[True]) for score in scores[False]))
+            if "chosen_position" in row:  # a judge of pairs
+                lost = sum(map(operator.ne, row["score"], row["chosen_position"]))
+            else:
+                right = [source == "human_to_GPT-4" for source in row["solution_reference"]]
+                scores = list(map(reduce, row["score"]))
+                best = max(itertools.compress(scores, right))
+                lost = sum(score >= best for score, own in zip(scores, right, strict=True) if not own)
+            ranks.append(1 + lost)
         of = f" ({name})" if name else ""
         values[f"accuracy{of}"] = mean_of_present(rank == 1 for rank in ranks)
         values[f"mean reciprocal rank{of}"] = mean_of_present(1 / rank for rank in ranks)
     return values
-
-
-TABLES: Mapping[str, PublishedTable] = {
-    "process-bench": PublishedTable(process_bench, macro=True),
-    "prm-bench": PublishedTable(prm_bench),
-    "agent-process-bench": PublishedTable(agent_process_bench),
-    "reward-math": PublishedTable(reward_math),
-}

@@ -95,6 +95,7 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     text = text if mark else _without_quotations(text)
     found, failures = list[tuple[Value, int, Any]](), list[str]()
     try:
+        places = [each.end() for each in regex.finditer(opener, text, timeout=READING_SECONDS)]
         for match in regex.finditer(f"{_OWN}(?:{opener})", text, timeout=READING_SECONDS):
             if found and match.start() < found[-1][1]:  # inside of a JSON object
                 continue
@@ -110,9 +111,10 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
         wanted = "there is no verdict" + (f" with the mark {mark}" if mark else "")
         raise NoVerdict(": ".join([wanted, *failures[-1:]]))
     value, end, last = found[-1]
-    line = text[text.rfind("\n", 0, end) + 1 : end]
-    explained = _is_explained(text[end:], last[0] + line, opener)
-    behind = text[end:].split("\n", 1)[0] if explained else text[end:]
+    rest, said = text[end:], last[0] + text[text.rfind("\n", 0, end) + 1 : end]
+    explained = _BECAUSE.match(rest) or (_ANNOUNCED.search(said) and _EXPLAINS.match(rest))
+    explained = explained and not _TAKES_BACK.search(rest) and max(places) <= end
+    behind = rest.split("\n", 1)[0] if explained else rest
     sentence = (text[last.start() : end] + behind).lstrip(".!?;*_)]\"'”")  # of which the last one ended with
     closes_more = any(sentence.count(close) > sentence.count(opens) for opens, close in ("()", "[]"))
     if closes_more or not (explained or ENDS.fullmatch(text, end)):
@@ -121,12 +123,6 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
     if len(rivals) > 1:
         raise NoVerdict(f"there are different verdicts, {sorted(rivals)}")
     return value
-
-
-def _is_explained(rest: str, said: str, opener: str) -> bool:
-    """Return whether the text behind a verdict gives its reasons: no other verdict, nothing that takes it back."""
-    reasons = _BECAUSE.match(rest) or (_ANNOUNCED.search(said) and _EXPLAINS.match(rest))
-    return bool(reasons) and not _TAKES_BACK.search(rest) and not regex.search(opener, rest, timeout=READING_SECONDS)
 
 
 def _without_quotations(text: str) -> str:

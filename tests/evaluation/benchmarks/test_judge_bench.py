@@ -1,6 +1,8 @@
 import pytest
 
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.benchmarks.by_name import BENCHMARKS
+from gym_rm.evaluation.benchmarks.rows import read_benchmark
 from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.evaluation.benchmarks.stored import LengthOfReply, evaluate_benchmark
 from tests.scorers.judge.test_scorer import Judge, by_length
@@ -19,20 +21,65 @@ def test_pairs_are_scored_and_equal_scores_are_wrong():
     assert result.missing == ("livebench-reasoning", "livebench-math", "livecodebench")
 
 
-def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_is_in_no_value():
+def judged(answer, rows):
+    judge = JudgeScorer(Judge(answer), mode="pairwise", comparisons="all_pairs", max_retries=0)
+    return evaluate_benchmark("judge-bench", judge, rows), judge
+
+
+def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_stays_in_the_denominator():
     """The second pair asks the same question as the first one, and the third is refused."""
 
     def answer(replies, mark, _):
         return "I cannot." if "secret" in replies else by_length(replies, mark, _)
 
     rows = [pair("aa", "a", "A>B"), pair("aaaa", "aaa", "B>A"), pair("secret", "a", "A>B")]
-    judge = JudgeScorer(Judge(answer), mode="pairwise", comparisons="all_pairs", max_retries=0)
-    result = evaluate_benchmark("judge-bench", judge, rows)
-    assert (result.overall, result.counts) == (0.5, {"mmlu-pro": 2})
+    result, judge = judged(answer, rows)
+    assert (result.overall, result.counts, result.details) == (1 / 3, {"mmlu-pro": 3}, {"ties": 1})
     assert list(result.failed) == ["rows[2]"]
+    assert result.notes()[-1].startswith("Rows without a score, not right: 1; the first is rows[2]")
     assert len(judge.model.conversations) == result.judge.num_questions == 6
     assert result.judge.refused.value == pytest.approx(1 / 3)
     assert result.judge.notes()[0] == "It gave no verdict on 33.3% of 6 questions."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "right"),
+    [("A", "B", 1), ("A", "tie", 1), ("tie", "B", 1), ("A", "none", 1), ("none", "B", 1), ("A", "A", 0), ("tie", "tie", 0)]
+    + [("B", "A", 0), ("none", "tie", 0), ("B", "none", 0), ("tie", "A", 0)],
+)
+def test_a_pair_is_right_if_its_two_verdicts_sum_up_to_more_than_zero(first, second, right):
+    """`good` is the better reply; it is shown first, then second."""
+    rows = [pair("good", "bad", "A>B"), pair("right", "wrong", "A>B")]
+
+    def answer(replies, mark, _):
+        said = {"right": "A", "wrong": "B", "good": first, "bad": second}[replies[0]]
+        return f"Verdict {mark}: {said}"
+
+    result, _ = judged(answer, rows)
+    assert result.overall == (1 + right) / 2
+    published = [{**row, "judgments": said} for row, said in zip(rows, both(first, second), strict=True)]
+    assert BENCHMARKS["judge-bench"].result(read_benchmark(published, BENCHMARKS["judge-bench"].read_row)).overall == (
+        1 + right
+    ) / 2
+
+
+def both(first, second):
+    """Return the judgments of two rows as JudgeBench publishes them."""
+    decisions = {"A": "A>B", "B": "B>A", "tie": "A=B"}
+    mine = [{"decision": decisions[each]} if each in decisions else None for each in (first, second)]
+    return [mine, [{"judgment": {}, "decision": "A>B"}, {"judgment": {}, "decision": "B>A"}]]
+
+
+def test_published_decisions_are_counted_by_source():
+    decisions = {"B>A": [("B>A", "A>B"), ("B>A", "A=B"), ("B>A", "B>A"), (None, "A=B")], "A>B": [("A=B", "B>A"), ("A>B",)]}
+    rows = [
+        {**pair("a", "b", label, source), "judgments": [{"decision": each} for each in said]}
+        for label, every in decisions.items()
+        for said, source in zip(every, ["mmlu-pro-law", "livebench-math"] * 2, strict=False)
+    ]
+    result = BENCHMARKS["judge-bench"].result(read_benchmark(rows, BENCHMARKS["judge-bench"].read_row))
+    assert result.subsets == {"livebench-math": 2 / 3, "mmlu-pro": 2 / 3}
+    assert (result.overall, result.details) == (4 / 6, {"ties": 2})
 
 
 def test_a_judge_that_takes_the_first_place_has_ties_which_are_wrong():

@@ -162,6 +162,13 @@ PROMPTS = {
         ("skywork-critic", "pairwise", SUM, TWO, {}),
         [("user", "Please act as an impartial jud ...  End of Assistant B's Answer]\n cb8d3d87845d7724")],
     ),
+    "arena-hard": (
+        ("arena-hard", "pairwise", SUM, TWO, {}),
+        [
+            ("system", "ARENA"),
+            ("user", "USER"),
+        ],
+    ),
     "ruler": (
         ("ruler", "listwise", SYSTEM, TWO, {}),
         [
@@ -235,6 +242,12 @@ ANSWERS = {
     "selene, pair": ("selene", "pairwise", "**Reasoning:** A is right.\n\n**Result:** A", (1, 0)),
     "selene-yes-no": ("selene-yes-no", "score", "**Reasoning:** It is 4.\n\n**Result:** Yes", (1,)),
     "skywork-critic": ("skywork-critic", "pairwise", "[[A]]", (1, 0)),
+    "arena-hard": (
+        "arena-hard",
+        "pairwise",
+        "My answer: 4.\n\n**Final Verdict:** Assistant A is significantly better: [[A>>B]]\n\nThe key reasons are: it is right.",
+        (1, 0),
+    ),
     "ruler": (
         "ruler",
         "listwise",
