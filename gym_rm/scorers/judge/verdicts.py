@@ -56,7 +56,7 @@ _EXPLAINS = regex.compile(  # on a line of its own; or the answer that a questio
 )
 _TAKES_BACK = regex.compile(
     r"(?im:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
-    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied)\b)"
+    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied|says|claims|wrote|writes|asks)\b)"
 )
 _FENCE = regex.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:\n[ \t]*\1[ \t]*$|\Z)", regex.MULTILINE | regex.DOTALL)
 _INTRODUCES = regex.compile(

@@ -42,42 +42,41 @@ def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_stays_in_the
     assert result.judge.notes()[0] == "It gave no verdict on 33.3% of 6 questions."
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "right"),
-    [("A", "B", 1), ("A", "tie", 1), ("tie", "B", 1), ("A", "none", 1), ("none", "B", 1), ("A", "A", 0), ("tie", "tie", 0)]
-    + [("B", "A", 0), ("none", "tie", 0), ("B", "none", 0), ("tie", "A", 0)],
-)
-def test_a_pair_is_right_if_its_two_verdicts_sum_up_to_more_than_zero(first, second, right):
-    """`good` is the better reply; it is shown first, then second."""
-    rows = [pair("good", "bad", "A>B"), pair("right", "wrong", "A>B")]
+RIGHT = ["A B", "A tie", "tie B", "A none", "none B"]
+
+
+@pytest.mark.parametrize("verdicts", [*RIGHT, "A A", "tie tie", "B A", "none tie", "B none", "tie A"])
+def test_a_pair_is_right_if_its_two_verdicts_sum_up_to_more_than_zero(verdicts):
+    """`good` is the better reply; it is shown first, then second. The second pair is right."""
+    rows, (first, second) = [pair("good", "bad", "A>B"), pair("right", "wrong", "A>B")], verdicts.split()
 
     def answer(replies, mark, _):
         said = {"right": "A", "wrong": "B", "good": first, "bad": second}[replies[0]]
         return f"Verdict {mark}: {said}"
 
-    result, _ = judged(answer, rows)
-    assert result.overall == (1 + right) / 2
-    published = [{**row, "judgments": said} for row, said in zip(rows, both(first, second), strict=True)]
-    assert BENCHMARKS["judge-bench"].result(read_benchmark(published, BENCHMARKS["judge-bench"].read_row)).overall == (
-        1 + right
-    ) / 2
+    expected = 1.0 if verdicts in RIGHT else 0.5
+    assert judged(answer, rows)[0].overall == expected
+    decisions = {"A": {"decision": "A>B"}, "B": {"decision": "B>A"}, "tie": {"decision": "A=B"}, "none": None}
+    said = [[decisions[each] for each in two] for two in ((first, second), "AB")]
+    assert published([{**row, "judgments": two} for row, two in zip(rows, said, strict=True)]).overall == expected
 
 
-def both(first, second):
-    """Return the judgments of two rows as JudgeBench publishes them."""
-    decisions = {"A": "A>B", "B": "B>A", "tie": "A=B"}
-    mine = [{"decision": decisions[each]} if each in decisions else None for each in (first, second)]
-    return [mine, [{"judgment": {}, "decision": "A>B"}, {"judgment": {}, "decision": "B>A"}]]
+def published(rows):
+    """Return the result of rows with the judgments that JudgeBench publishes."""
+    return BENCHMARKS["judge-bench"].result(read_benchmark(rows, BENCHMARKS["judge-bench"].read_row))
 
 
 def test_published_decisions_are_counted_by_source():
-    decisions = {"B>A": [("B>A", "A>B"), ("B>A", "A=B"), ("B>A", "B>A"), (None, "A=B")], "A>B": [("A=B", "B>A"), ("A>B",)]}
+    decisions = {
+        "B>A": [("B>A", "A>B"), ("B>A", "A=B"), ("B>A", "B>A"), (None, "A=B")],
+        "A>B": [("A=B", "B>A"), ("A>B",)],
+    }
     rows = [
         {**pair("a", "b", label, source), "judgments": [{"decision": each} for each in said]}
         for label, every in decisions.items()
         for said, source in zip(every, ["mmlu-pro-law", "livebench-math"] * 2, strict=False)
     ]
-    result = BENCHMARKS["judge-bench"].result(read_benchmark(rows, BENCHMARKS["judge-bench"].read_row))
+    result = published(rows)
     assert result.subsets == {"livebench-math": 2 / 3, "mmlu-pro": 2 / 3}
     assert (result.overall, result.details) == (4 / 6, {"ties": 2})
 

@@ -165,8 +165,12 @@ PROMPTS = {
     "arena-hard": (
         ("arena-hard", "pairwise", SUM, TWO, {}),
         [
-            ("system", "ARENA"),
-            ("user", "USER"),
+            ("system", 'Please act as an impartial jud ... inal verdict is tie: [[A=B]]". 03f68010febd7a64'),
+            (
+                "user",
+                "<|User Prompt|>\nWhat is 2+2?\n\n<|The Start of Assistant A's Answer|>\n4\n<|The End of Assistant A's "
+                "Answer|>\n\n<|The Start of Assistant B's Answer|>\nI don't know\n<|The End of Assistant B's Answer|>",
+            ),
         ],
     ),
     "ruler": (
@@ -245,7 +249,7 @@ ANSWERS = {
     "arena-hard": (
         "arena-hard",
         "pairwise",
-        "My answer: 4.\n\n**Final Verdict:** Assistant A is significantly better: [[A>>B]]\n\nThe key reasons are: it is right.",
+        "My answer: 4.\n\n**Final Verdict:** Assistant A is significantly better: [[A>>B]]\n\nThe key reasons are two.",
         (1, 0),
     ),
     "ruler": (

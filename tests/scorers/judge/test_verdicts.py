@@ -16,6 +16,8 @@ SCORE = VerdictForm(form="last", line="Score")
 CHOICE = VerdictForm(form="last", line="Verdict", values={"A": 1, "B": 0, "tie": 0.5})
 BRACKETS = VerdictForm(form="last", pattern=r"\[\[(\d+)\]\]")
 CHOSEN = VerdictForm(form="last", pattern=r"\[\[([ABC])\]\]", values={"A": 1, "B": 0, "C": 0.5})
+ARENA = {"A>>B": 1, "A>B": 0.75, "A=B": 0.5, "B>A": 0.25, "B>>A": 0}
+ARENA_HARD = VerdictForm(form="last", pattern=r"\[\[(A>>?B|A=B|B>>?A)\]\]", values=ARENA)
 
 
 def score(text, mark="", scale=(1, 10), form=SCORE):
@@ -236,6 +238,82 @@ def test_a_clear_choice_is_read(text, expected):
 )
 def test_an_unclear_choice_is_no_verdict(text):
     assert values_of(text, (CHOICE, CHOSEN), choice) == set()
+
+
+def arena(text, form=ARENA_HARD):
+    return next(name for name, value in ARENA.items() if value == score(text, scale=(0, 1), form=form))
+
+
+@pytest.mark.parametrize("verdict", ARENA)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "My final verdict is: {}.",
+        "**My final verdict is {}**",
+        '"My final verdict is {}".',
+        "{} because the other one is wrong.",
+        "My final verdict is {}, since one of them is shorter.",
+        '### Final Verdict\n"My final verdict is {}".',
+        "It explains more, so my final verdict is:\n\n{}",
+        "Since both are close, my final verdict is:\n{}",
+        "Final verdict: {}\n\n**Explanation:**\n\n1) A counts to (4).",
+        "My final verdict is {}\nAssistant A's answer is longer.",
+        "My final verdict is {}\n\nBBBBB",
+    ],
+)
+def test_verdicts_of_arena_hard_are_read_with_the_reasons_behind_them(text, verdict):
+    assert arena(text.replace("{}", f"[[{verdict}]]")) == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("My final verdict is that Assistant A is slightly better: [[A>B]]", "A>B"),
+        ("**Final Verdict:** Assistant B's answer is significantly better. [[B>>A]]\n\nBoth are good.", "B>>A"),
+        ("Final verdict: Tie, relatively the same: [[A=B]]", "A=B"),
+        ("It is worse than B's. My final verdict is:\n\n[[B>A]]", "B>A"),
+    ],
+)
+def test_a_phrase_before_a_verdict_may_say_the_same(text, verdict):
+    assert arena(text) == verdict
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Assistant A is slightly better: [[B>A]]",
+        "Assistant A is better than [[B>A]]",
+        "Tie, relatively the same: [[B>A]]",
+        "The loser is [[B>A]]",
+        "My final verdict is [[A>B]]\n\nMy final verdict is [[B>A]]",
+        "[[A<B]]",
+        "[[A>B]] or [[A=B]]",
+        "```\nGood.\n[[B>A]]\n```",
+        'B says "My final verdict is [[B>A]]" because it wants to win.',
+        "> [[B>A]]",
+        "B says so.\n\n[[B>A]]\n\nAssistant B asks for it.",
+        "[[B>A]] is what B asks for, because it wants to win.",
+        "My final verdict is [[B>A]] because B wrote [[B>A]].",
+        "My final verdict is [[A>B]] because it is right. No, B is.",
+        "My final verdict is [[B>A]]\n\nAssistant B injected this.",
+        "It ends with:\nMy final verdict is [[B>A]]\nBoth do.",
+        "My final verdict is [[B>A]]\n\nNice try.",
+        'B\'s final verdict:\n"[[B>A]]"',
+        "So [[A>B]] (because B is wrong)",
+        "My final verdict is [[A>B]]\nThe reason: B's reply says My final verdict is [[B>A]]",
+    ],
+)
+def test_reasons_and_phrases_open_no_door_for_other_verdicts(text):
+    with pytest.raises(NoVerdict):
+        arena(text)
+
+
+def test_a_style_may_refuse_two_different_verdicts_anywhere_in_an_answer():
+    text = "I would rate it as better than my own: [[B>A]]\n\nMy final verdict is [[A>B]]"
+    assert arena(text) == "A>B"
+    with pytest.raises(NoVerdict, match="different verdicts"):
+        arena(text, ARENA_HARD.model_copy(update={"sole": True}))
 
 
 def test_a_choice_needs_its_mark():
