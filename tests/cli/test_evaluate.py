@@ -139,3 +139,21 @@ def test_a_benchmark_of_two_models(models, tmp_path):
     assert [one["model"] for one in found] == ["embedded", "short"]
     assert found[0]["overall"] == pytest.approx(RIGHT / 20)
     assert "alpacaeval-easy" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_published_results_are_counted_without_a_model_unless_one_is_named(models, tmp_path):
+    row = {"source": "mmlu-pro-law", "question": "q", "response_A": "aa", "response_B": "a", "label": "A>B"}
+    said = [{"decision": "A>B"}, {"decision": "A=B"}], [{"decision": "B>A"}, None]
+    rows = write(tmp_path / "rows.jsonl", [{**row, "judgments": each} for each in said])
+    (found,) = values(rows, "--benchmark", "judge-bench")["benchmarks"]
+    assert (models["loaded"], found["model"], found["overall"], found["failed"]) == ([], "published", 0.5, {})
+    (found,) = values(rows, "--benchmark", "judge-bench", "--reward-model", "short")["benchmarks"]
+    assert (found["model"], found["overall"]) == ("short", 0.0)
+
+
+def test_a_table_without_replies_has_no_model(models, tmp_path):
+    row = {"id": "math-0", "label": -1, "prediction": -1}
+    rows = write(tmp_path / "rows.jsonl", [row, {**row, "label": 0, "prediction": 0}])
+    assert values(rows, "--benchmark", "process-bench")["benchmarks"][0]["overall"] == 1.0
+    refused = evaluate(rows, "--benchmark", "process-bench", "--reward-model", "short", code=1)
+    assert "process-bench counts the results in the rows; name no model" in refused.stderr.replace("\n", " ")

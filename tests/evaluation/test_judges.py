@@ -133,7 +133,7 @@ def test_a_file_gives_back_the_same_report_and_older_files_have_none(tmp_path):
 numbers = st.one_of(st.just(math.nan), st.floats(0, 1e6))
 
 
-@given(st.builds(JudgeRecord, st.integers(0, 50).map(float), *[numbers] * 7))
+@given(st.builds(JudgeRecord, st.integers(0, 50).map(float), *[numbers] * 8))
 def test_an_entry_gives_back_every_number(record):
     row = RowScores((1.0, 0.0), (None, None), judge=record)
     assert repr(RowScores.from_entry(json.loads(json.dumps(row.as_entry())))) == repr(row)

@@ -115,6 +115,17 @@ def test_a_judge_that_prefers_a_place_gives_equal_replies_equal_scores(how, size
     assert bool(failed) or not scores.failed_rows
 
 
+def test_the_lead_of_a_reply_counts_the_verdicts_of_both_places_also_if_one_is_missing():
+    model = GenRM(lambda a, b: "I cannot say." if a == "b" else {"score_1": 4, "score_2": 2})
+    scores = try_score(judge(model, comparisons="all_pairs", max_retries=0), ask("a", "b"))
+    assert (scores.failed_rows, scores.infos["judge_lead"].tolist()) == ((0, 1), [1.0, -1.0])
+    first = judge(GenRM(lambda a, b: {"score_1": 4, "score_2": 2}), comparisons="all_pairs").score(ask("a", "b"))
+    assert first.infos["judge_lead"].tolist() == [0.0, 0.0]
+    prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": "r"})] * 2
+    beside = judge(GenRM(), comparisons="reference").score(ask("a", "b"), prompts)
+    assert np.isnan(beside.infos["judge_lead"]).all()
+
+
 def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_left_out():
     class Moody(GenRM):
         def reply(self, conversations, *, seeds, deadline=math.inf):
