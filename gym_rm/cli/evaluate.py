@@ -25,7 +25,7 @@ from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, re
 from gym_rm.reports.transcripts import visible
 
 REPORTS, STORES = ("report.json", "report.html"), ("scores.jsonl", "against.jsonl")  # files of an output folder
-Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench", "process-bench",
+Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench", "process-bench", "prm-bench",
                     "agent-process-bench", "reward-math"]  # fmt: skip
 
 

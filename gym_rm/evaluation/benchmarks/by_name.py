@@ -16,6 +16,7 @@ BENCHMARKS: Mapping[str, Any] = {
     "rm-bench": rm_bench,
     "judge-bench": judge_bench,
     "process-bench": published.PublishedTable(published.process_bench, macro=True),
+    "prm-bench": published.PublishedTable(published.prm_bench),
     "agent-process-bench": published.PublishedTable(published.agent_process_bench),
     "reward-math": published.PublishedTable(published.reward_math),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class PublishedTable:
 
     def read_row(self, row: Mapping[str, Any], where: str) -> BenchmarkRow:
         """Return a row, which has no replies to score."""
-        named = row.get("dataset") or str(row.get("id", "")).rpartition("-")[0]
+        named = row.get("classification") or row.get("dataset") or str(row.get("id", "")).rpartition("-")[0]
         subset = str(named or Path(where).name.split(".")[0])
         return BenchmarkRow(Comparison((), (), where=where), subset, row, published=True)
 
@@ -63,6 +64,27 @@ def process_bench(rows: Rows) -> Values:
     error, right = map(mean_of_present, halves)
     f1 = None if error is None or right is None else 2 * error * right / ((error + right) or 1)
     return {"F1": f1, "error accuracy": error, "correct accuracy": right}
+
+
+def prm_bench(rows: Rows) -> Values:
+    """Return 0.5 F1 + 0.5 negative F1 over all steps, 0 without hits (the source writes -1), and accuracies.
+
+    PRMBench, arXiv 2501.03124, ssmisya/PRMBench mr_eval/tasks/prmtest_classified/task.py: `error_steps` from 1, and
+    `scores` with labels of validity, and of redundancy for two classes; or `score_steps`, valid above 0.5.
+    """
+    counts, firsts = Counter[tuple[bool, bool]](), list[bool]()
+    rows = [row for row in rows if row["classification"] != "correct"] or rows  # which only have a line of their own
+    for row in (row for row in rows if row.get("validity", True)):
+        labels, bad = row.get("scores") or {}, [step - 1 for step in row["error_steps"]]
+        said = labels["step_level_validity_labels"] if labels else [score > 0.5 for score in row["score_steps"]]
+        if row["classification"] in ("redundency", "circular"):
+            said = [not label for label in labels.get("step_level_redundancy_labels", ())] or said
+        counts.update((place not in bad, bool(good)) for place, good in enumerate(said))
+        firsts += [not said[place] for place in sorted(bad)[:1] if place < len(said)]
+    hits, missed, false, right = (counts[good, said] for good in (True, False) for said in (True, False))
+    f1, negative = (2 * each / ((2 * each + missed + false) or 1) for each in (hits, right))
+    accuracies = {"step accuracy": (hits + right) / counts.total(), "first error accuracy": mean_of_present(firsts)}
+    return {"PRM score": 0.5 * f1 + 0.5 * negative, "F1": f1, "negative F1": negative, **accuracies}
 
 
 def agent_process_bench(rows: Rows) -> Values:

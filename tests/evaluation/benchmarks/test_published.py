@@ -45,6 +45,38 @@ def test_one_half_alone_has_no_harmonic_mean():
     assert (result.overall, result.subsets, result.details["math"]["error accuracy"]) == (None, {}, 1.0)
 
 
+def solution(kind, errors, valid, **fields):
+    return {"classification": kind, "error_steps": errors, "scores": {"step_level_validity_labels": valid}, **fields}
+
+
+def test_prm_bench_is_the_mean_of_the_f1_of_good_steps_and_of_bad_ones():
+    rows = [
+        solution("circular", [2, 3], [True, False, True, True]),  # 2 hits, 1 right, 1 false; the first error is found
+        solution("deception", [1], [True, True, False, True]),  # 2 hits, 1 false, 1 missed
+        solution("deception", [3], [False, True], validity=True),  # 1 hit, 1 missed; it ends before the error
+        solution("deception", [1], [], validity=False),
+        solution("correct", [], [False] * 9),
+    ]
+    result = table("prm-bench", rows)
+    f1, negative = 2 * 5 / (2 * 5 + 2 + 2), 2 * 1 / (2 * 1 + 2 + 2)
+    assert result.sections == {
+        "PRM score": pytest.approx(0.5 * f1 + 0.5 * negative),
+        "F1": pytest.approx(f1),
+        "negative F1": pytest.approx(negative),
+        "step accuracy": 6 / 10,
+        "first error accuracy": 1 / 2,
+    }
+    assert (result.overall, result.subsets["correct"]) == (result.sections["PRM score"], 0.0)
+
+
+def test_labels_of_redundancy_stand_for_validity_in_their_classes_and_scores_of_steps_for_labels():
+    redundant = {"scores": {"step_level_validity_labels": [True, True], "step_level_redundancy_labels": [False, True]}}
+    steps = {"classification": "deception", "error_steps": [2], "score_steps": [0.6, 0.5]}
+    rows = [{"classification": kind, "error_steps": [2], **redundant} for kind in ("redundency", "deception")]
+    found = table("prm-bench", [*rows, {**steps, "classification": "confidence"}]).subsets
+    assert found == {"redundency": 1.0, "deception": pytest.approx(0.5 * 2 / 3), "confidence": 1.0}
+
+
 def trajectory(query, labels, dataset="tau2", **fields):
     where = {"dataset": dataset, "data_source": dataset, "query_index": query, "sample_index": 0}
     return {**where, "step_labels": labels, **fields}
@@ -108,6 +140,7 @@ def test_steps_are_reduced_in_each_way():
     ("name", "row"),
     [
         ("process-bench", {"label": 1}),
+        ("prm-bench", {"classification": "circular", "error_steps": [1]}),
         ("agent-process-bench", {"step_labels": {"2": 1}}),
         ("agent-process-bench", trajectory(0, {"2": 1}, annotator="m")),
         ("reward-math", {"solution_reference": SOURCES, "score": [1, 2]}),
