@@ -26,7 +26,7 @@ from gym_rm.reports.transcripts import visible
 
 REPORTS, STORES = ("report.json", "report.html"), ("scores.jsonl", "against.jsonl")  # files of an output folder
 Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench", "process-bench", "prm-bench",
-                    "agent-process-bench", "reward-math"]  # fmt: skip
+                    "agent-process-bench", "reward-math", "ppe"]  # fmt: skip
 
 
 def evaluate(

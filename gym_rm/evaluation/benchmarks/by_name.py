@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, Any] = {
     "prm-bench": published.PublishedTable(published.prm_bench),
     "agent-process-bench": published.PublishedTable(published.agent_process_bench),
     "reward-math": published.PublishedTable(published.reward_math),
+    "ppe": published.PublishedTable(published.ppe),
 }
 """Each has `read_row(row, where)`, and `result(rows)` of scored rows."""
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, BenchmarkRow, by_subset, mean_of_present
+from gym_rm.evaluation.best_of_n import expected_best
 from gym_rm.types import Comparison
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -124,4 +127,30 @@ def reward_math(rows: Rows) -> Values:
         of = f" ({name})" if name else ""
         values[f"accuracy{of}"] = mean_of_present(rank == 1 for rank in ranks)
         values[f"mean reciprocal rank{of}"] = mean_of_present(1 / rank for rank in ranks)
+    return values
+
+
+def ppe(rows: Rows) -> Values:
+    """Return the accuracy on pairs, where equal scores are wrong, and for known answers best of K and the ROC area.
+
+    PPE, arXiv 2410.14872, sections 4 and 5: `score_1`, ... with `winner` (ties are left out), or with `scores` and
+    `sampled_conflict_pairs`. Best of K is over all subsets; its loss is the squared distance from a perfect pick.
+    """
+    hits, curves, areas = list[bool](), list[Any](), list[float]()
+    for row in rows:
+        said = [row[f"score_{k}"] for k in itertools.takewhile(lambda k: f"score_{k}" in row, itertools.count(1))]
+        scores = np.array([-math.inf if each == "$ERROR$" else each for each in said], dtype=np.float64).ravel()
+        grades = np.array(row.get("scores") or [row["winner"] == each for each in ("model_a", "model_b")], dtype=float)
+        pairs = row["sampled_conflict_pairs"] if "scores" in row else [(0, 1)]
+        better = [pair if grades[pair[0]] > grades[pair[1]] else pair[::-1] for pair in pairs]
+        hits += [bool(scores[a] > scores[b]) for a, b in better if grades[a] != grades[b]]
+        if "scores" in row:
+            curves.append([expected_best(each, grades, range(1, len(grades) + 1)) for each in (scores, grades)])
+            wins = np.sign(np.subtract.outer(scores[grades > 0], scores[grades == 0]))
+            areas += [float(wins.mean() + 1) / 2] if wins.size else []
+    values: Values = {"accuracy": mean_of_present(hits)}
+    if curves:
+        picked, perfect = np.mean(curves, axis=0)
+        values |= {"best of K: maximum": float(picked.max()), "best of K: end": float(picked[-1])}
+        values |= {"best of K: loss": float(np.mean((perfect - picked) ** 2)), "ROC area": mean_of_present(areas)}
     return values

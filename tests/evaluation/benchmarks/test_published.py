@@ -136,6 +136,36 @@ def test_steps_are_reduced_in_each_way():
     assert found["accuracy (min)"] == 0.0
 
 
+def test_ppe_leaves_ties_of_people_out_and_counts_equal_scores_as_wrong():
+    said = [("model_a", 2, 1), ("model_b", 2, 1), ("model_b", [1.0], [3.0]), ("model_a", 1, 1), ("tie", 1, 2)]
+    rows = [{"winner": who, "score_1": one, "score_2": other} for who, one, other in said]
+    assert table("ppe", rows).sections == {"accuracy": 2 / 4}
+
+
+def test_ppe_has_pairs_the_best_of_k_and_the_area_within_each_prompt():
+    """The best of 1, 2 and 3: 1/3, 2/3, 1 in the first row, and 2/3, 1/3, 0 in the second; perfect is 1/3, 2/3, 1 and
+    2/3, 1, 1."""
+    rows = [
+        {"scores": [True, False, False], "score_1": 3, "score_2": 1, "score_3": 1, "sampled_conflict_pairs": [[0, 1]]},
+        {
+            "scores": [1, 1, 0],
+            "score_1": 1,
+            "score_2": "$ERROR$",
+            "score_3": 2,
+            "sampled_conflict_pairs": [[2, 0], [1, 2]],
+        },
+    ]
+    found = table("ppe", rows).sections
+    loss = (0 + ((1 + 2 / 3) / 2 - 1 / 2) ** 2 + (1 - 1 / 2) ** 2) / 3
+    assert found == {
+        "accuracy": 1 / 3,
+        "best of K: maximum": pytest.approx(1 / 2),
+        "best of K: end": pytest.approx(1 / 2),
+        "best of K: loss": pytest.approx(loss),
+        "ROC area": 1 / 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "row"),
     [
@@ -144,6 +174,8 @@ def test_steps_are_reduced_in_each_way():
         ("agent-process-bench", {"step_labels": {"2": 1}}),
         ("agent-process-bench", trajectory(0, {"2": 1}, annotator="m")),
         ("reward-math", {"solution_reference": SOURCES, "score": [1, 2]}),
+        ("ppe", {"winner": "model_a", "score_1": 1}),
+        ("ppe", {"scores": [1, 0], "sampled_conflict_pairs": [[0, 1]], "score_1": 1}),
         ("reward-math", {"solution_reference": SOURCES[1:], "score": [1, 2, 3]}),
         ("reward-math", {"solution_reference": SOURCES, "score": [[], [0.1], [0.2], [0.3]]}),
     ],
