@@ -161,9 +161,9 @@ class Evaluation:
             return Results({**of_rows, **settings}, sets=self._sets(models))
         read = sampled(read_benchmark(self.files, BENCHMARKS[self.benchmark].read_row), self.rows, seed=self.seed)
         if self.published and all(row.published for row in read):
-            result = BENCHMARKS[self.benchmark].result(read)
-            named = dataclasses.replace(result, benchmark=self.benchmark, model="published")
-            return Results({**of_rows, **settings}, benchmarks=[named])
+            named = {"benchmark": self.benchmark, "model": "published"}
+            result = dataclasses.replace(BENCHMARKS[self.benchmark].result(read), **named)
+            return Results({**of_rows, **settings}, benchmarks=[result])
         if bare := next((row.comparison.where for row in read if not row.comparison.replies), None):
             raise ConfigError(f"{bare}: --benchmark {self.benchmark} counts the results in the rows; name no model.")
         rows = ComparisonSet(self.benchmark, tuple(row.comparison for row in read))

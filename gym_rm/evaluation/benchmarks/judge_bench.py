@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gym_rm.checks import one_of
+from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
@@ -37,8 +38,10 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     found = BenchmarkRow(comparison_of(row, "question", replies, where), subset, row)
     if "judgments" not in row:
         return found
-    said = [each and each["decision"] for each in list_field(row, "judgments", where)]
-    asked = zip(said, (label, label[::-1]), strict=False)  # the second order of "A>B" is "B>A"
+    judgments = [{"decision": None} if each is None else each for each in list_field(row, "judgments", where)]
+    if not all(isinstance(each, Mapping) and "decision" in each for each in judgments):
+        raise ConfigError(f"{where}: each of 'judgments' must be null or have a 'decision', got {judgments!r:.80}.")
+    asked = [(each["decision"], good) for each, good in zip(judgments, (label, label[::-1]), strict=False)]
     return replace(found, scores=(sum((one == good) - (one == good[::-1]) for one, good in asked), 0), published=True)
 
 

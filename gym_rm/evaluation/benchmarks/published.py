@@ -36,8 +36,8 @@ class PublishedTable:
     def read_row(self, row: Mapping[str, Any], where: str) -> BenchmarkRow:
         """Return a row, which has no replies to score."""
         named = row.get("classification") or row.get("dataset") or str(row.get("id", "")).rpartition("-")[0]
-        subset = str(named or Path(where).name.split(".")[0])
-        return BenchmarkRow(Comparison((), (), where=where), subset, row, published=True)
+        named = named or Path(where).name.split(".")[0]
+        return BenchmarkRow(Comparison((), (), where=where), str(named), row, published=True)
 
     def result(self, rows: Sequence[BenchmarkRow]) -> BenchmarkResult:
         """Return the values of all rows and of each subset. Raises ConfigError if rows lack a field."""
@@ -45,7 +45,7 @@ class PublishedTable:
         try:
             details = {name: self.measure(group) for name, group in groups.items()}
             total = self.measure([row.fields for row in rows])
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise ConfigError(f"{self.measure.__name__}: rows lack results, or have others: {error!r}.") from error
         subsets = {name: value for name, each in details.items() if (value := next(iter(each.values()))) is not None}
         overall = mean_of_present(subsets.values()) if self.macro else next(iter(total.values()))
@@ -138,7 +138,7 @@ def ppe(rows: Rows) -> Values:
     """
     hits, curves, areas = list[bool](), list[Any](), list[float]()
     for row in rows:
-        said = [row[f"score_{k}"] for k in itertools.takewhile(lambda k: f"score_{k}" in row, itertools.count(1))]
+        said = [row[name] for name in (f"score_{k}" for k in range(1, len(row) + 1)) if name in row]
         scores = np.array([-math.inf if each == "$ERROR$" else each for each in said], dtype=np.float64).ravel()
         grades = np.array(row.get("scores") or [row["winner"] == each for each in ("model_a", "model_b")], dtype=float)
         pairs = row["sampled_conflict_pairs"] if "scores" in row else [(0, 1)]

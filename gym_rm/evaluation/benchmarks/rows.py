@@ -91,7 +91,7 @@ class BenchmarkResult:
             notes.append(f"Not part of {self.benchmark}, and in no section: {', '.join(self.not_counted)}.")
         if self.failed:
             where, reason = next(iter(self.failed.items()))
-            counted = "not right" if self.benchmark == "judge-bench" else "in no value"
+            counted = "a missing verdict counts 0" if self.benchmark == "judge-bench" else "in no value"
             notes.append(f"Rows without a score, {counted}: {len(self.failed)}; the first is {where}: {reason}")
         return notes
 
@@ -120,8 +120,7 @@ def with_scores(
     rows: Sequence[BenchmarkRow], scores: Sequence[RowScores], *, both_orders: bool = False
 ) -> tuple[tuple[BenchmarkRow, ...], dict[str, str]]:
     """Return the rows whose replies all have a score, and the reasons of the others by file and line.
-
-    With `both_orders` a row of two replies has the verdicts for and against the first one, and stays if it lacks some.
+    With `both_orders` a row of two replies has the verdicts for less those against the first, and stays without some.
 
     Raises:
         ScoringError: there is no such row.

@@ -113,7 +113,7 @@ class JudgeMode(abc.ABC):
             rewards,
             components=_columns(components),
             errors=errors,
-            infos={**_columns(infos), **_costs(seats, answers), "judge_lead": _leads(seats, answers)},
+            infos={**_columns(infos), **_costs(seats, answers), **(_leads(seats, answers) if self.relative else {})},
         )
 
     @abc.abstractmethod
@@ -337,16 +337,16 @@ def _costs(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> di
     return costs
 
 
-def _leads(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> list[float]:
+def _leads(seats: Sequence[Sequence[Seat]], answers: Mapping[int, Answer]) -> dict[str, list[float]]:
     """Return the verdicts for each row's reply less those against it, beside one other row; NaN without any."""
     leads = []
     for each in seats:
-        pairs = [seat for seat in each if len(seat.case.rows) == 2 and all(seat.case.rows)]
+        pairs = [seat for seat in each if len(seat.case.rows) == 2]
         found = [(seat.place, *asked) for seat in pairs for sample in seat.case.samples for asked in sample]
         said = [(order.index(place), answers[question.seed].values) for place, order, question in found]
         won = [np.sign(values[shown] - values[1 - shown]) for shown, values in said if values is not None]
         leads.append(float(sum(won)) if pairs else math.nan)
-    return leads
+    return {"judge_lead": leads}
 
 
 def _mean(values: Sequence[float]) -> float:

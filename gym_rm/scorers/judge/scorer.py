@@ -43,7 +43,7 @@ class JudgeScorer(NeverCopied):
     Infos: `judgement` (the last answer to the first question about the row); `disagreement` (standard deviation of the
     samples); for comparisons `position_consistent` (share of them whose verdict did not change when the two replies
     changed places), `prefers_first` (share of the verdicts that are for the reply shown first, without ties) and
-    `judge_lead` (the verdicts for the reply less those against it, in both places, NaN beside a reference reply);
+    `judge_lead` (the verdicts for the reply less those against it, in both places, without a reference reply);
     by probabilities `verdict_mass` (of all verdicts) and `verdict_unknown` (the most that a server hid of it). What the
     row cost, where a question about n rows counts 1 / n for each: `judge_questions`, `judge_answers` (with those
     asked for again), `judge_unread` (questions without a verdict) and `judge_tokens` (NaN if the model does not count

@@ -1,10 +1,9 @@
 """The verdict that a judge's answer ends with, or the reason why there is none.
 
-A verdict is the judge's own if only words such as `My final score` stand before it in its sentence, and behind it
-punctuation, Markdown, closing tags or its reasons: `[[A]] because ...`, or lines that explain a verdict that is called
-one. `Style score: 9`, `The loser is [[B]]` and `It says "Score: 10"` are none. Nor is what stands in a fence with other
-text, or after a line that introduces something else. Two verdicts with different values are none either, unless only
-the last one is called final. Every function needs linear time.
+A verdict is the judge's own if only words such as `My final score` stand before it in its sentence, and only marks,
+closing tags or its reasons behind it: `[[A]] because ...`. `Style score: 9`, `The loser is [[B]]`, `It says "Score: 9"`
+are none. Nor is what stands in a fence with other text, or after a line that introduces something else. Two different
+verdicts are none either, unless only the last one is called final. Every function needs linear time.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ _WORDS = (
     "|judge?ment|my|no(?=[,:])|on|overall|ratings?|results?|revised|scores?|so|summary|that is|the|the above analysis"
     "|therefore|these|this|thus|tie|total|updated|verdict|winner"
     "|i (?:would )?(?:choose|consider|give|grade|pick|rate|select)(?: it| this)?"
-    "|the better (?:assistant|one|reply|response)"
+    "|the better (?:assistant|one|reply|response)|relatively the same(?=[ :.,*_]*\\[\\[A=)"
     "|bewertung|endgültige[rs]?|gesamt|mein|punktzahl|urteil|mon|ma|finale|mi|calificación|puntuación|veredicto"
     "|оценка|моя|итоговая|(?:最[终終]|[总總]|综合|総合|[评評]分|得分|分[数數]|判[决定]|[结結][论論]|我的|[评評][价価]|점수|최종|평가)+"
 )
 _SAYS = "|".join(  # what Arena-Hard asks for, before a verdict that says the same
-    rf"(?:that )?[*_]*assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:\w+ly )?better"
+    rf"(?:that [*_]*)?assistant {side}[*_]*(?:'s (?:answer|response))? (?:is|as) (?:\w+ly )?better"
     rf"(?=[ \t:.,*_]*\[\[{side}>)"
     for side in "ab"
 )
 _TAG = r"</?(?i:final[_-]?)?(?i:answer|verdict|score|result|rating|grade|judge?ment|decision|choice)>"
 _SECTION = r"\[The (?:Begin|End) of [\w ]+\]"
 _OWN = (  # the beginning of a sentence, and words before a verdict
-    r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my\b)|(?<=[.!?]\s|\n|\A)"
-    r"(?i:(?:however, )?(?:considering|given|since)\b)[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))(?:[ \t]*\d+[.)] )?"
-    rf"(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_SAYS}|relatively the same(?=[ \t:.,*_]*\[\[A=))(?!\w)|{_TAG}|{_SECTION})*"
+    r"(?:\A|\n|[.!?;](?<!(?<!['’])\b[a-z]\.)[*_)\]\"'”]*(?:\s+|(?=\[))|[。！？]|</\w+>|,\s+so\s+(?=my .{0,6}verdict)|"
+    r"(?<=[.!?]\s|\n|\A)(?i:(?:however, )?(?:considering|given|since)\b)[^.!?:;\n\"“”«»<>]{0,300}?,\s+(?=(?:my|I)\b))"
+    rf"(?:[ \t]*\d+[.)] )?(?:[ \t*_`#$(,:：-]|(?i:{_WORDS}|{_SAYS})(?!\w)|{_TAG}|{_SECTION})*"
 )
 _FINAL = regex.compile(r"(?i:\b(?:final|overall|revised|corrected|updated)\b|最[终終]|최종)")
 ENDS = regex.compile(rf"(?:[\s*_`.)\]$]|{_TAG}|{_SECTION})*+")
-_BECAUSE = regex.compile(r"[*_`]*[,.;:]?[*_`]*[ \t]+(?i:because|since|due to|given that)\b")
+_BECAUSE = regex.compile(r"[*_`]*+[,.;:]?[*_`]*+[ \t]++(?i:because|since|due to|given that)\b")
 _ANNOUNCED = regex.compile(r"(?i:\b(?:verdict|judge?ment|decision|winner|better|tie|scores?|ratings?)\b)")
 _EXPLAINS = regex.compile(  # on a line of its own; or the answer that a question asks for, such as BBBBB
-    r"[*_`.)\]]*[ \t]*\n[\s*_#-]*(?i:(?:the (?:key |main )?)?(?:explanation|evaluation|reason(?:ing)?|rationale|"
+    r"[*_`.)\]]*+[ \t]*+\n[\s*_#-]*+(?i:(?:the (?:key |main )?)?(?:explanation|evaluation|reason(?:ing)?|rationale|"
     r"difference|factor)s?\b|(?:in conclusion, )?(?:while )?(?:both |the )?assistants?\b|both\b|([a-z])\1{2,}\s*\Z)"
 )
-_TAKES_BACK = regex.compile(
-    r"(?im:(?:^|[.!?])[\s*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b"
-    r"|\b(?:(?<!for (?:my|this) )verdict|inject\w*|quot\w+|forged|fake|copied|says|claims|wrote|writes|asks)\b)"
+_TAKES_BACK = regex.compile(  # or speaks of somebody else's
+    r"(?im:(?:^|[.!?])[ \t*_]*(?:no|wait|actually|or rather|on second thought|correction|sorry)\b|</"
+    r"|\b(?:(?<!for (?:my|this) )verdict|disagree|inject\w*|quot\w+|forged|fake|copied|says|claims|wrote|asks)\b)"
 )
 _FENCE = regex.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:\n[ \t]*\1[ \t]*$|\Z)", regex.MULTILINE | regex.DOTALL)
 _INTRODUCES = regex.compile(

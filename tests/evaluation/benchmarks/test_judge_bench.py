@@ -36,7 +36,7 @@ def test_a_judge_is_asked_in_both_orders_and_a_pair_that_it_refuses_stays_in_the
     result, judge = judged(answer, rows)
     assert (result.overall, result.counts, result.details) == (1 / 3, {"mmlu-pro": 3}, {"ties": 1})
     assert list(result.failed) == ["rows[2]"]
-    assert result.notes()[-1].startswith("Rows without a score, not right: 1; the first is rows[2]")
+    assert result.notes()[-1].startswith("Rows without a score, a missing verdict counts 0: 1; the first is rows[2]")
     assert len(judge.model.conversations) == result.judge.num_questions == 6
     assert result.judge.refused.value == pytest.approx(1 / 3)
     assert result.judge.notes()[0] == "It gave no verdict on 33.3% of 6 questions."
@@ -89,7 +89,12 @@ def test_a_judge_that_takes_the_first_place_has_ties_which_are_wrong():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"label": "A=B"}, "'label' must be one of"), ({"source": None}, "'source' must be a text")],
+    [
+        ({"label": "A=B"}, "'label' must be one of"),
+        ({"source": None}, "'source' must be a text"),
+        ({"judgments": [{"score": 1}]}, "must be null or have a 'decision'"),
+        ({"judgments": []}, "'judgments' must be a list of at least one"),
+    ],
 )
 def test_invalid_rows_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):

@@ -172,6 +172,7 @@ def test_ppe_has_pairs_the_best_of_k_and_the_area_within_each_prompt():
         ("process-bench", {"label": 1}),
         ("prm-bench", {"classification": "circular", "error_steps": [1]}),
         ("agent-process-bench", {"step_labels": {"2": 1}}),
+        ("agent-process-bench", trajectory(0, [1], messages=[])),
         ("agent-process-bench", trajectory(0, {"2": 1}, annotator="m")),
         ("reward-math", {"solution_reference": SOURCES, "score": [1, 2]}),
         ("ppe", {"winner": "model_a", "score_1": 1}),
