@@ -19,6 +19,7 @@ from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
 from gym_rm.cli.plan import plan
 from gym_rm.cli.report import report
+from gym_rm.cli.rescore import rescore
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
 from gym_rm.cli.settings import settings
@@ -54,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-for command in (score, serve, train, evaluate, plan, audit, report, doctor, demo, settings):
+for command in (score, rescore, serve, train, evaluate, plan, audit, report, doctor, demo, settings):
     app.command()(command)
 app.add_typer(data, name="data", cls=_Commands)
 app.command(context_settings=PASSED_ON)(agent)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,6 +16,12 @@ from gym_rm.data.columns import parse_columns
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
 from gym_rm.evaluation.stored_scores.output import check_output
+
+OnError: TypeAlias = Annotated[
+    Literal["stop", "skip"], typer.Option(help="If a line has no score: stop, or write the error and continue.")
+]
+Key: TypeAlias = Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")]
+Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 
 
 def score(
@@ -33,17 +40,15 @@ def score(
             "--output", "-o", help="File to write: .jsonl, .csv or .parquet; - for JSON lines to standard output."
         ),
     ] = "-",
-    on_error: Annotated[
-        Literal["stop", "skip"], typer.Option(help="If a line has no score: stop, or write the error and continue.")
-    ] = "stop",
+    on_error: OnError = "stop",
     turns: Annotated[
         Literal["last", "all"], typer.Option(help="Score only the last turn, or also every assistant turn.")
     ] = "last",
     column: Columns = None,
     batch_size: BatchSize = 128,
     option: Options = None,
-    key: Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")] = "score",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
+    key: Key = "score",
+    overwrite: Overwrite = False,
 ) -> None:
     """Score every row of a file.
 
@@ -81,17 +86,6 @@ def score(
             check_output(written)
     except ValueError as error:
         fail(error, code=2)
-    hidden = not stderr.is_terminal or (written is None and sys.stdout.isatty())
-    columns = (SpinnerColumn(), TextColumn("{task.completed} lines"), TimeElapsedColumn())
-    bar = Progress(*columns, console=stderr, transient=True, disable=hidden)
-    task = bar.add_task("score", total=None)
-    last = ScoringProgress()
-
-    def report(now: ScoringProgress) -> None:
-        nonlocal last
-        last = now
-        bar.update(task, completed=now.lines)
-
     scoring = FileScoring(
         make_scorer=scorer.load,
         source=path,
@@ -103,18 +97,35 @@ def score(
         key=key,
         on_error=on_error,
         batch_size=batch_size,
-        report=report,
     )
+    if run_scoring(scoring).failed:
+        raise typer.Exit(3)
+
+
+def run_scoring(scoring: FileScoring) -> ScoringProgress:
+    """Score the rows of a file with a progress bar, and say how many have no score; exit with 130 if interrupted."""
+    path, key = scoring.source, scoring.key
+    hidden = not stderr.is_terminal or (scoring.output is None and sys.stdout.isatty())
+    columns = (SpinnerColumn(), TextColumn("{task.completed} lines"), TimeElapsedColumn())
+    bar = Progress(*columns, console=stderr, transient=True, disable=hidden)
+    task = bar.add_task("score", total=None)
+    last = ScoringProgress()
+
+    def report(now: ScoringProgress) -> None:
+        nonlocal last
+        last = now
+        bar.update(task, completed=now.lines)
+
     try:
         with bar:
-            scoring.run()
+            dataclasses.replace(scoring, report=report).run()
     except KeyboardInterrupt:
-        advice = f"repeat the {'command without --overwrite' if overwrite and last.lines else 'same command'} to resume"
-        advice = "use -o FILE to be able to resume" if written is None else advice
+        command = "command without --overwrite" if scoring.overwrite and last.lines else "same command"
+        advice = "use -o FILE to be able to resume" if scoring.output is None else f"repeat the {command} to resume"
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
     if not last.lines:
         stderr.print(f"{'standard input' if path is None else path} has no rows; nothing was scored.", markup=False)
     if last.failed:
         stderr.print(f"{last.failed} of {last.lines} lines have no score; their field {key}_error has the reason.")
-        raise typer.Exit(3)
+    return last

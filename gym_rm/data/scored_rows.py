@@ -17,7 +17,7 @@ from gym_rm.types import Conversation, Message, Prompt
 # Labels of the scores of a row: names for an object of scores, indices for a list, None for a single score.
 Labels: TypeAlias = tuple[str, ...] | tuple[int, ...] | None
 
-_REPLY_LISTS = ("completions", "solutions", "responses")
+REPLY_LISTS = ("completions", "solutions", "responses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
     Raises:
         ConfigError: none of these fields is present, or its value is invalid.
     """
-    for name in _REPLY_LISTS:
+    for name in REPLY_LISTS:
         if row.get(name) is not None:
             replies = row[name]
             if not isinstance(replies, list) or not replies:
@@ -68,7 +68,7 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
         return RowToScore((whole,), None, prompt_of_columns(prompt, columns, index, where=where))
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
-        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}. Name "
+        f"or a list {' / '.join(map(repr, REPLY_LISTS))}; got the fields {filled_fields(row)}. Name "
         "others as in --column prompt=Question --column response=Reply."
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from gym_rm.checks import keep_inputs
 from gym_rm.data.columns import with_columns
 from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
-from gym_rm.data.scored_rows import Labels, row_to_score
+from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.stored_scores.output import FileOutput, InputLine, StreamOutput, added_names, working_files
 from gym_rm.scorer import Scorer, provenance_of, try_score
@@ -41,11 +41,13 @@ class FileScoring:
 
     Attributes:
         make_scorer: creates the scorer; called once, if there is a line to score, or a score of an earlier run.
-        source: a JSON Lines, JSON, CSV or Parquet file, by its name; None for standard input, which has JSON lines.
+        source: a JSON Lines, JSON, CSV or Parquet file, by its name, or a folder of .jsonl and .parquet files; None for
+            standard input, which has JSON lines.
         output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace an existing output.
         columns: see `with_columns`.
+        read: returns the conversations of a row, see `row_to_score`.
         turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
         key: name of the added field, and prefix of the others.
         on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
@@ -59,6 +61,7 @@ class FileScoring:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     overwrite: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read: Callable[[Mapping[str, Any], str, int], RowToScore] = row_to_score
     turns: Literal["last", "all"] = "last"
     key: str = "score"
     on_error: Literal["stop", "skip"] = "stop"
@@ -194,6 +197,8 @@ class FileScoring:
         name = str(self.source) if self.source else "standard input"
         if self.source is None:
             return self._json_lines(sys.stdin.buffer, name)
+        if self.source.is_dir():
+            return self._folder_lines(self.source)
         try:
             stored = stack.enter_context(self.source.open("rb"))
         except OSError as error:
@@ -201,6 +206,14 @@ class FileScoring:
         file = stack.enter_context(decompressed(stored, self.source))
         stored_as = format_of(self.source)[0] or "jsonl"
         return self._json_lines(file, name) if stored_as == "jsonl" else self._table_lines(file, name, stored_as)
+
+    def _folder_lines(self, folder: Path) -> Iterator[InputLine]:
+        files = sorted([*folder.glob("*.jsonl"), *folder.glob("*.parquet")], key=lambda each: (len(each.name), each))
+        if not files:
+            raise ConfigError(f"the folder {str(folder)!r} has no .jsonl and no .parquet file.")
+        for file in files:  # 9.jsonl before 10.jsonl
+            with ExitStack() as stack:
+                yield from dataclasses.replace(self, source=file)._lines(stack)
 
     def _json_lines(self, file: IO[bytes], name: str) -> Iterator[InputLine]:
         for number, raw in read_lines(file, name):
@@ -229,7 +242,7 @@ class FileScoring:
                     raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
             if row:
                 stem = text[:-1].rstrip()
-            return InputLine(where, stem, row_to_score(with_columns(present(row), self.columns, where), where, number))
+            return InputLine(where, stem, self.read(with_columns(present(row), self.columns, where), where, number))
         except ConfigError as error:
             return InputLine(where, stem, error=str(error))
 

@@ -1,0 +1,161 @@
+"""Saved rollouts of gym_rm, TRL, verl, NeMo Gym and verifiers: conversations with the rewards that they had."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_rm.data.formats.fields import number
+from gym_rm.data.messages import refuse_rendered
+from gym_rm.data.prompts import PROMPT_FIELDS, name_of
+from gym_rm.data.responses_api import chat_row, messages_of_items
+from gym_rm.data.rows import filled_fields
+from gym_rm.data.scored_rows import REPLY_LISTS, RowToScore, row_to_score
+from gym_rm.errors import ConfigError
+
+Row = Mapping[str, Any]
+REPLIES = (*REPLY_LISTS, "chosen", "rejected", "response")
+GROUPS, GRADES = ("group", "group_id", "prompt_id"), ("right", "correct", "is_correct", "acc")
+FAILURES = ("error", "mask_sample", "_ng_failure_class")
+TURN = re.compile(r"(?:^|\n)(system|user|assistant)\n")  # what ChatML writes before a turn, without control tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A saved conversation, as `row` to score, and its reward: NaN if it had none, or failed.
+
+    `group` is equal for the replies to a prompt that were compared with each other, and `name`, if there is one,
+    differs in a group. `right` is 1.0 or 0.0 by the row's own check of the answer, and NaN without one.
+    """
+
+    row: RowToScore
+    reward: float
+    group: str
+    name: str | None
+    right: float
+
+
+def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, float] | None = None) -> Rollout:
+    """Read a row of a library, which its columns tell (see `FORMATS`), or one of `row_to_score` with a reward.
+
+    Args:
+        row, where, index: see `row_to_score`.
+        weights: of columns whose sum is the reward; one without a value is left out, as in TRL.
+
+    Raises:
+        ConfigError: the row is of none or of two of these, has several replies, or its reward is ambiguous.
+    """
+    found = {name: read for name, (columns, read) in FORMATS.items() if row.keys() >= {*columns}}
+    if len(found) > 1:
+        raise ConfigError(f"{where}: has the columns of {' and of '.join(found)}; rename some of {[*row]}.")
+    plain: dict[str, Any] = {**row, "response": row.get("response", row.get("completion"))}
+    rewards: Row = {name: row[name] for name in ("reward", "score") if name in row}
+    for name, read in found.items():
+        try:
+            fields, rewards = read(row, where)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a row as {name} writes it: {error!r}.") from error
+        plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
+    if all(plain.get(name) is None for name in ("messages", *REPLIES)):
+        known = "; ".join(f"{', '.join(columns)} ({name})" for name, (columns, _) in FORMATS.items())
+        raise ConfigError(
+            f"{where}: no rollout; expected the columns messages; prompt, response; or those of a library: {known}; "
+            f"got {filled_fields(row)}. Name others as in --column response=Reply."
+        )
+    if isinstance(plain.get("prompt"), str):
+        refuse_rendered(plain["prompt"], f"{where}: the prompt")
+    scored = row_to_score(plain, where, index)
+    if scored.labels is not None:
+        raise ConfigError(f"{where}: expected one reply; write a row for each, with 'group', 'reward' and 'right'.")
+    (group, right), start = (_first(plain, names) for names in (GROUPS, GRADES)), scored.prompt.messages
+    if group is not None:  # only the start of a dialogue is the same in a group
+        start = tuple(itertools.takewhile(lambda message: message["role"] != "assistant", start))
+    return Rollout(
+        row=scored,
+        reward=math.nan if any(map(row.get, FAILURES)) else _reward(row, rewards, weights, where),
+        group=name_of([row.get("step"), row.get("phase"), group, start]),
+        name=None if plain.get("rollout") is None else str(plain["rollout"]),
+        right=float(right) if right in (0, 1) else math.nan,
+    )
+
+
+def _first(row: Row, names: tuple[str, ...]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _reward(row: Row, rewards: Row, weights: Mapping[str, float] | None, where: str) -> float:
+    if not weights and len(rewards) > 1:
+        raise ConfigError(f"{where}: each of {[*rewards]} may be the reward; name it, or several, with --reward.")
+    if absent := [name for name in weights or () if name not in row]:
+        raise ConfigError(f"{where}: there is no column {absent[0]!r}, got the fields {filled_fields(row)}.")
+    values = {name: row[name] for name in weights} if weights else rewards
+    given = {name: float(value) if isinstance(value, bool) else value for name, value in values.items()}
+    terms = [(weights or {}).get(n, 1.0) * number(value, where, n) for n, value in given.items() if value is not None]
+    return math.fsum(terms) if terms else math.nan
+
+
+def _trl(row: Row, where: str) -> tuple[Row, Row]:
+    """`GRPOTrainer.log`: a column for each reward function, then those that the functions log, then `advantage`."""
+    columns = [*row][[*row].index("completion") + 1 : [*row].index("advantage")]
+    rewards = {name: row[name] for name in columns if row[name] is None or type(row[name]) in (int, float)}
+    return {"prompt": row["prompt"], "response": row["completion"]}, rewards
+
+
+def _verl(row: Row, where: str) -> tuple[Row, Row]:
+    """`RayPPOTrainer._dump_generations`: texts without control tokens; of templates, only ChatML leaves its turns."""
+    prompt, said, (first, *pieces) = row["input"], row["output"], TURN.split(row["input"])
+    roles, texts = pieces[::2], pieces[1::2]
+    if not first and re.fullmatch("s?(ua)+", "".join(role[0] for role in roles)):
+        if "user" in TURN.findall(said):
+            raise ConfigError(f"{where}: 'output' is one text of several turns; write them as 'messages'.")
+        said = texts.pop() + said  # the template may open the thinking
+        prompt = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    elif re.search(r"(assistant|model)\s*$", prompt):
+        raise ConfigError(f"{where}: 'input' lacks the control tokens that separate its turns; write 'messages'.")
+    return {"prompt": prompt, "response": said, "answer": row.get("gts")}, {"score": row["score"]}
+
+
+def _nemo_gym(row: Row, where: str) -> tuple[Row, Row]:
+    """A data row, the response of the Responses API, and what `/verify` added."""
+    chat, said = chat_row(row, where), messages_of_items(row["response"]["output"], f"{where}: response.output")
+    while said and said[-1]["role"] != "assistant":
+        said.pop()  # results that the policy never saw
+    group = [row.get(f"_ng_{name}") for name in ("task_index", "group_id", "group_attempt")]
+    read = {"prompt": chat["messages"], "response": said, "tools": chat["tools"], "answer": chat["answer"]}
+    return {**read, "group": group, "rollout": row.get("_ng_rollout_index")}, {"reward": row.get("reward")}
+
+
+def _results(row: Row, where: str) -> tuple[Row, Row]:
+    """`state_to_output` of verifiers, in `results.jsonl`."""
+    read = {"prompt": row["prompt"], "response": row["completion"], "tools": row.get("tool_defs")}
+    return {**read, "group": row["example_id"]}, {"reward": row["reward"]}
+
+
+def _episode(row: Row, where: str) -> tuple[Row, Row]:
+    """`Episode.to_record` of verifiers 1, in `traces.jsonl`: a graph of messages, whose last branch is read."""
+    traces = [each for each in row["traces"] if each["agent"].get("trainable", True)]
+    if len(traces) != 1:
+        raise ConfigError(f"{where}: expected one trace of a trained agent, got {len(traces)}; write 'messages'.")
+    trace, task, messages, at = traces[0], row["task"], list[Any](), len(traces[0]["nodes"]) - 1
+    for place, node in reversed([*enumerate(trace["nodes"])]):
+        if place == at:
+            messages, at = [node["message"], *messages], node.get("parent")
+    parts = [each and each["score"] * each.get("weight", 1.0) for each in trace["rewards"].values()]
+    reward = math.fsum(parts) if parts and None not in parts and trace["ok"] else None
+    group = (row.get("group") or {}).get("id") or task.get("key") or task.get("hash")
+    read = {"messages": messages, "tools": trace.get("tools"), "answer": task["data"].get("answer")}
+    return {**read, "group": group, "rollout": trace["id"]}, {"reward": reward}
+
+
+FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[Row, str], tuple[Row, Row]]]] = {
+    "TRL": (("step", "prompt", "completion", "advantage"), _trl),
+    "verl": (("input", "output", "score"), _verl),
+    "NeMo Gym": (("responses_create_params", "response"), _nemo_gym),
+    "verifiers": (("example_id", "prompt", "completion", "reward"), _results),
+    "verifiers 1": (("task", "traces"), _episode),
+}
+"""Columns that a library writes, and what reads its rows: the fields of a plain row, and what may be its reward."""
