@@ -19,8 +19,7 @@ from gym_rm.cli.doctor import doctor
 from gym_rm.cli.evaluate import evaluate
 from gym_rm.cli.plan import plan
 from gym_rm.cli.report import report
-from gym_rm.cli.rescore import rescore
-from gym_rm.cli.score import score
+from gym_rm.cli.score import rescore, score
 from gym_rm.cli.serve import serve
 from gym_rm.cli.settings import settings
 from gym_rm.cli.train import train

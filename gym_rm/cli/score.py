@@ -1,27 +1,38 @@
-"""`gym-rm score`: score every row of a file."""
+"""`gym-rm score`: score every row of a file; `gym-rm rescore`: and compare with the rewards that rollouts had."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
+import numpy as np
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gym_rm.cli.console import fail, stderr
+from gym_rm.checks import keep_inputs
+from gym_rm.cli.console import fail, report_console, stderr, write_json
 from gym_rm.cli.scorer_arguments import BatchSize, Columns, Options, RewardModel, ScorerArguments
-from gym_rm.data.columns import parse_columns
+from gym_rm.data.columns import parse_columns, with_columns
+from gym_rm.data.formats.fields import number
+from gym_rm.data.rollouts import read_rollout
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.rescoring import compare_rewards, rescored_rows
 from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
 from gym_rm.evaluation.stored_scores.output import check_output
+from gym_rm.policy.advantages import estimate_advantages
+from gym_rm.reports.evaluation.rescoring import rescoring_table, write_rescoring_page
+from gym_rm.reports.evaluation.tables import console_table
+from gym_rm.scorer import Scorer, is_relative
 
 OnError: TypeAlias = Annotated[
     Literal["stop", "skip"], typer.Option(help="If a line has no score: stop, or write the error and continue.")
 ]
 Key: TypeAlias = Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")]
 Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+STD_FLOOR = 1e-4  # of advantages; TRL adds it to the standard deviation
 
 
 def score(
@@ -99,6 +110,72 @@ def score(
         batch_size=batch_size,
     )
     if run_scoring(scoring).failed:
+        raise typer.Exit(3)
+
+
+def rescore(
+    rollouts: Annotated[Path, typer.Argument(metavar="ROLLOUTS", help="A file of rollouts, .jsonl or .parquet.")],
+    reward_model: RewardModel = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the rows, a page and the numbers.")
+    ] = Path("rescored"),
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN[=WEIGHT]", help="Column of the old reward; may be repeated, for a weighted sum."),
+    ] = None,
+    on_error: OnError = "stop",
+    column: Columns = None,
+    batch_size: BatchSize = 128,
+    option: Options = None,
+    key: Key = "new_reward",
+    overwrite: Overwrite = False,
+) -> None:
+    """Score saved rollouts again, and compare with the rewards that they had; nothing is generated.
+
+    ROLLOUTS is conversations.jsonl of gym-rm grpo, completions that TRL logs, a dump of verl (rollout_data_dir),
+    rollouts of NeMo Gym, traces.jsonl or results.jsonl of verifiers, or rows of gym-rm score with one reply and a
+    reward. docs/scoring.md explains the numbers.
+
+    FOLDER gets rollouts.jsonl (the rows with new_reward and the other fields of gym-rm score), report.html and
+    report.json. The command resumes, and has the exit codes, as gym-rm score.
+    """
+    rows, *reports = (output / name for name in ("rollouts.jsonl", "report.json", "report.html"))
+    try:
+        scorer, renamed = ScorerArguments.parse(reward_model, option), parse_columns(column or [])
+        named = [each.partition("=") for each in reward or []]
+        read = partial(read_rollout, weights={name: number(weight or 1, "--reward", name) for name, _, weight in named})
+        keep_inputs([rollouts, scorer.model], reports)
+    except ValueError as error:
+        fail(error, code=2)
+
+    def load() -> Scorer:
+        if is_relative(loaded := scorer.load()):
+            raise ConfigError("the scorer compares the replies of a group, but rollouts are scored one by one.")
+        return loaded
+
+    output.mkdir(parents=True, exist_ok=True)
+    scoring = FileScoring(
+        make_scorer=load,
+        source=rollouts,
+        output=rows,
+        settings={**scorer.settings, "key": key, **({"columns": renamed} if renamed else {})},
+        overwrite=overwrite,
+        columns=renamed,
+        read=lambda *row: read(*row).row,
+        key=key,
+        on_error=on_error,
+        batch_size=batch_size,
+    )
+    failed = run_scoring(scoring).failed
+    found = compare_rewards(
+        lambda: rescored_rows(rows, key, lambda row, where: read(with_columns(row, renamed, where), where)),
+        lambda each: estimate_advantages(each, np.zeros(len(each)), estimator="grpo", std_floor=STD_FLOOR),
+    )
+    write_json(reports[0], found.numbers)
+    write_rescoring_page(found, reports[1], about=f"{rollouts} · {reward_model or 'embedded'}")
+    report_console().print(console_table(rescoring_table(found)))
+    stderr.print(f"wrote {', '.join(map(str, (rows, *reports)))}", markup=False)
+    if failed:
         raise typer.Exit(3)
 
 

@@ -26,10 +26,10 @@ TURN = re.compile(r"(?:^|\n)(system|user|assistant)\n")  # what ChatML writes be
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A saved conversation, as `row` to score, and its reward: NaN if it had none, or failed.
+    """A saved conversation, as `row` to score, and its reward, NaN if it had none or failed.
 
-    `group` is equal for the replies to a prompt that were compared with each other, and `name`, if there is one,
-    differs in a group. `right` is 1.0 or 0.0 by the row's own check of the answer, and NaN without one.
+    `group` is equal for the replies to a prompt that were compared with each other. `name`, if there is one, differs in
+    a group. `right` is 1.0 or 0.0 by the row's own check, and NaN without one.
     """
 
     row: RowToScore
@@ -40,7 +40,7 @@ class Rollout:
 
 
 def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, float] | None = None) -> Rollout:
-    """Read a row of a library, which its columns tell (see `FORMATS`), or one of `row_to_score` with a reward.
+    """Read a row of a library, told by its columns (see `FORMATS`), or one of `row_to_score` with a reward.
 
     Args:
         row, where, index: see `row_to_score`.
@@ -49,53 +49,52 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
     Raises:
         ConfigError: the row is of none or of two of these, has several replies, or its reward is ambiguous.
     """
-    found = {name: read for name, (columns, read) in FORMATS.items() if row.keys() >= {*columns}}
-    if len(found) > 1:
-        raise ConfigError(f"{where}: has the columns of {' and of '.join(found)}; rename some of {[*row]}.")
-    plain: dict[str, Any] = {**row, "response": row.get("response", row.get("completion"))}
-    rewards: Row = {name: row[name] for name in ("reward", "score") if name in row}
-    for name, read in found.items():
-        try:
-            fields, rewards = read(row, where)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{where}: not a row as {name} writes it: {error!r}.") from error
-        plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
-    if all(plain.get(name) is None for name in ("messages", *REPLIES)):
+    found = [name for name, (columns, _) in FORMATS.items() if row.keys() >= {*columns}]
+    if len(found) != 1 and (found or all(row.get(each) is None for each in (*REPLIES, "messages", "completion"))):
         known = "; ".join(f"{', '.join(columns)} ({name})" for name, (columns, _) in FORMATS.items())
         raise ConfigError(
-            f"{where}: no rollout; expected the columns messages; prompt, response; or those of a library: {known}; "
-            f"got {filled_fields(row)}. Name others as in --column response=Reply."
+            f"{where}: expected 'messages', or 'prompt' and 'response', or the columns of one library: {known}; got "
+            f"{filled_fields(row)}. Name others as in --column response=Reply."
         )
+    plain = {**row, "response": row.get("response", row.get("completion"))}
+    rewards: Row = {name: row[name] for name in ("reward", "score") if name in row}
+    if found:
+        try:
+            fields, rewards = FORMATS[found[0]][1](row, where)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a row as {found[0]} writes it: {error!r}.") from error
+        plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
     if isinstance(plain.get("prompt"), str):
         refuse_rendered(plain["prompt"], f"{where}: the prompt")
     scored = row_to_score(plain, where, index)
     if scored.labels is not None:
         raise ConfigError(f"{where}: expected one reply; write a row for each, with 'group', 'reward' and 'right'.")
-    (group, right), start = (_first(plain, names) for names in (GROUPS, GRADES)), scored.prompt.messages
-    if group is not None:  # only the start of a dialogue is the same in a group
+    group, right = (
+        next((plain[name] for name in each if plain.get(name) is not None), None) for each in (GROUPS, GRADES)
+    )
+    start = scored.prompt.messages
+    if group is not None:  # of a dialogue, what a group has in common
         start = tuple(itertools.takewhile(lambda message: message["role"] != "assistant", start))
     return Rollout(
         row=scored,
-        reward=math.nan if any(map(row.get, FAILURES)) else _reward(row, rewards, weights, where),
+        reward=_reward(row, rewards, weights, where),
         group=name_of([row.get("step"), row.get("phase"), group, start]),
         name=None if plain.get("rollout") is None else str(plain["rollout"]),
         right=float(right) if right in (0, 1) else math.nan,
     )
 
 
-def _first(row: Row, names: tuple[str, ...]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
 def _reward(row: Row, rewards: Row, weights: Mapping[str, float] | None, where: str) -> float:
-    if not weights and len(rewards) > 1:
-        raise ConfigError(f"{where}: each of {[*rewards]} may be the reward; name it, or several, with --reward.")
-    if absent := [name for name in weights or () if name not in row]:
-        raise ConfigError(f"{where}: there is no column {absent[0]!r}, got the fields {filled_fields(row)}.")
-    values = {name: row[name] for name in weights} if weights else rewards
-    given = {name: float(value) if isinstance(value, bool) else value for name, value in values.items()}
-    terms = [(weights or {}).get(n, 1.0) * number(value, where, n) for n, value in given.items() if value is not None]
-    return math.fsum(terms) if terms else math.nan
+    columns, named = {**row, **rewards}, weights or dict.fromkeys(rewards, 1.0)
+    if (len(rewards) > 1 and not weights) or not columns.keys() >= named.keys():
+        raise ConfigError(
+            f"{where}: which of {filled_fields(columns)} is the reward? Name it, or several, with --reward."
+        )
+    given = [(name, columns[name]) for name in named if columns[name] is not None]
+    terms = [
+        named[name] * (float(each) if isinstance(each, bool) else number(each, where, name)) for name, each in given
+    ]
+    return math.fsum(terms) if terms and not any(map(row.get, FAILURES)) else math.nan
 
 
 def _trl(row: Row, where: str) -> tuple[Row, Row]:
@@ -108,12 +107,11 @@ def _trl(row: Row, where: str) -> tuple[Row, Row]:
 def _verl(row: Row, where: str) -> tuple[Row, Row]:
     """`RayPPOTrainer._dump_generations`: texts without control tokens; of templates, only ChatML leaves its turns."""
     prompt, said, (first, *pieces) = row["input"], row["output"], TURN.split(row["input"])
-    roles, texts = pieces[::2], pieces[1::2]
-    if not first and re.fullmatch("s?(ua)+", "".join(role[0] for role in roles)):
+    if not first and re.fullmatch("s?(ua)+", "".join(role[0] for role in pieces[::2])):
         if "user" in TURN.findall(said):
             raise ConfigError(f"{where}: 'output' is one text of several turns; write them as 'messages'.")
-        said = texts.pop() + said  # the template may open the thinking
-        prompt = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        said = pieces.pop() + said  # the template may open the thinking
+        prompt = [{"role": role, "content": text} for role, text in zip(pieces[::2], pieces[1::2], strict=False)]
     elif re.search(r"(assistant|model)\s*$", prompt):
         raise ConfigError(f"{where}: 'input' lacks the control tokens that separate its turns; write 'messages'.")
     return {"prompt": prompt, "response": said, "answer": row.get("gts")}, {"score": row["score"]}
@@ -137,17 +135,17 @@ def _results(row: Row, where: str) -> tuple[Row, Row]:
 
 def _episode(row: Row, where: str) -> tuple[Row, Row]:
     """`Episode.to_record` of verifiers 1, in `traces.jsonl`: a graph of messages, whose last branch is read."""
-    traces = [each for each in row["traces"] if each["agent"].get("trainable", True)]
+    traces, task = [each for each in row["traces"] if each["agent"].get("trainable", True)], row["task"]
     if len(traces) != 1:
         raise ConfigError(f"{where}: expected one trace of a trained agent, got {len(traces)}; write 'messages'.")
-    trace, task, messages, at = traces[0], row["task"], list[Any](), len(traces[0]["nodes"]) - 1
+    (trace,), messages, at = traces, list[Any](), len(traces[0]["nodes"]) - 1
     for place, node in reversed([*enumerate(trace["nodes"])]):
         if place == at:
             messages, at = [node["message"], *messages], node.get("parent")
     parts = [each and each["score"] * each.get("weight", 1.0) for each in trace["rewards"].values()]
     reward = math.fsum(parts) if parts and None not in parts and trace["ok"] else None
-    group = (row.get("group") or {}).get("id") or task.get("key") or task.get("hash")
     read = {"messages": messages, "tools": trace.get("tools"), "answer": task["data"].get("answer")}
+    group = (row.get("group") or {}).get("id") or task.get("key") or task.get("hash")
     return {**read, "group": group, "rollout": trace["id"]}, {"reward": reward}
 
 
@@ -158,4 +156,4 @@ FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[Row, str], tuple[Row, Row
     "verifiers": (("example_id", "prompt", "completion", "reward"), _results),
     "verifiers 1": (("task", "traces"), _episode),
 }
-"""Columns that a library writes, and what reads its rows: the fields of a plain row, and what may be its reward."""
+"""Columns that a library writes, and what reads its rows: fields of a plain row, and what may be its reward."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,33 +13,31 @@ import numpy as np
 from gym_rm.data.rollouts import Rollout
 from gym_rm.data.rows import parse_line, present, read_lines
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.answers import is_right
 from gym_rm.evaluation.bootstrap import FloatArray
 from gym_rm.evaluation.stored_scores.output import added_names
 from gym_rm.reports.metrics import correlation
 from gym_rm.types import Conversation
 
 Rows: TypeAlias = "Iterator[tuple[int, float, Rollout | None]]"
+MOST_CHANGED = 10
 LEFT_OUT = ("without a new reward", "without an old reward", "repeated rollouts")
 PAIRS = ("share of pairs in the other order", "share of pairs no longer equal", "share of pairs now equal")
-MOST_CHANGED = 10
+FLAT = ("groups that become flat", "groups that stop being flat")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rescoring:
-    """N conversations with two rewards: lines of their file, and columns `[N]`.
+    """N conversations with two rewards: `old`, `new` and `right` (1, 0, or NaN without a check) are columns `[N]`.
 
-    `right` is 1 or 0, or NaN without a check. `changes` are those of advantages, or without groups of ranks, as a share
-    of N. `numbers` says what changes, by its name in tables. `most_changed` has indices and conversations.
+    `numbers` says what changes, by its name in tables. `most_changed` are the largest changes of an advantage: index,
+    line, conversation and change; without groups, all conversations are one.
     """
 
-    lines: FloatArray
     old: FloatArray
     new: FloatArray
     right: FloatArray
-    changes: FloatArray
     numbers: Mapping[str, float]
-    most_changed: Mapping[int, Conversation]
+    most_changed: tuple[tuple[int, int, Conversation, float], ...]
 
 
 def rescored_rows(path: Path, key: str, read: Callable[[Mapping[str, Any], str], Rollout]) -> Rows:
@@ -53,38 +50,35 @@ def rescored_rows(path: Path, key: str, read: Callable[[Mapping[str, Any], str],
 
 
 def compare_rewards(rows: Callable[[], Rows], advantages: Callable[[FloatArray], FloatArray]) -> Rescoring:
-    """Compare old and new rewards within the groups of training.
+    """Compare old and new rewards, above all within the groups of training.
 
     Rows that lack a reward or repeat a rollout are counted and left out of all else. Accuracy is the share of the pairs
     of a right and a wrong reply of a group whose right one has the higher reward; equal rewards count one half, as in
-    the area under the ROC curve.
+    the area under the ROC curve. Ranks of equal rewards are their mean rank (Spearman 1904).
 
     Args:
-        rows: returns line, new reward and rollout (None without a new reward) of each row; called twice.
+        rows: returns `rescored_rows`; called twice.
         advantages: returns the advantages of the rewards of a group `[K]`.
 
     Raises:
         ConfigError: no row has both rewards.
     """
-    columns, groups, names, left_out = list[tuple[float, ...]](), dict[str, int](), set[tuple[str, str]](), [0, 0, 0]
+    columns, groups, seen, left_out = list[tuple[float, ...]](), dict[str, int](), set[tuple[str, str]](), [0, 0, 0]
     for line, reward, saved in rows():
-        if saved is None or math.isnan(saved.reward) or (saved.group, saved.name) in names:
+        if saved is None or math.isnan(saved.reward) or (saved.group, saved.name) in seen:
             left_out[0 if saved is None else 1 if math.isnan(saved.reward) else 2] += 1
             continue
-        names |= set() if saved.name is None else {(saved.group, saved.name)}
-        columns.append((saved.reward, reward, _right(saved), groups.setdefault(saved.group, len(groups)), line))
+        seen |= set() if saved.name is None else {(saved.group, saved.name)}
+        columns.append((saved.reward, reward, saved.right, groups.setdefault(saved.group, len(groups)), line))
     if not columns:
         raise ConfigError(f"no row has two rewards: {dict(zip(LEFT_OUT, left_out, strict=True))}; see --reward.")
     old, new, right, of_group, lines = np.array(columns, dtype=np.float64).T
     order = np.argsort(of_group, kind="stable")
     members = [each for each in np.split(order, np.flatnonzero(np.diff(of_group[order])) + 1) if len(each) > 1]
-    changes = np.zeros(len(old)) if members else np.abs(_ranks(new) - _ranks(old)) / len(old)
-    pairs, flat = np.zeros(7), np.zeros(2, np.int64)
+    counts, changes = np.zeros(9), np.zeros(len(old)) if members else np.abs(advantages(new) - advantages(old))
     for each in members:
         changes[each] = np.abs(advantages(new[each]) - advantages(old[each]))
-        was, now = (bool((rewards[each] == rewards[each[0]]).all()) for rewards in (old, new))
-        flat += now and not was, was and not now
-        pairs += _pairs(old[each], new[each], right[each])
+        counts += _counts(old[each], new[each], right[each])
     numbers: dict[str, float | None] = {"conversations": len(columns) + sum(left_out)}
     numbers |= zip(LEFT_OUT, left_out, strict=True)
     numbers |= {
@@ -93,39 +87,35 @@ def compare_rewards(rows: Callable[[], Rows], advantages: Callable[[FloatArray],
         "groups": len(members),
     }
     if members:
-        numbers |= zip(("groups that become flat", "groups that stop being flat"), flat.tolist(), strict=True)
-        numbers |= {"mean change of an advantage": changes[np.concatenate(members)].mean(), "pairs": int(pairs[0])}
-        numbers |= zip(PAIRS, pairs[1:4] / pairs[0], strict=True)
-    if pairs[4]:
-        numbers |= {"pairs of a right and a wrong reply": int(pairs[4])}
-        numbers |= zip(("accuracy, old", "accuracy, new"), pairs[5:] / pairs[4], strict=True)
+        numbers |= zip(FLAT, map(int, counts[7:]), strict=True)
+        numbers |= {"mean change of an advantage": changes[np.concatenate(members)].mean(), "pairs": int(counts[0])}
+        numbers |= zip(PAIRS, counts[1:4] / counts[0], strict=True)
+    if counts[4]:
+        shares = counts[5:7] / counts[4]
+        numbers |= {
+            "pairs of a right and a wrong reply": int(counts[4]),
+            "accuracy, old": shares[0],
+            "accuracy, new": shares[1],
+        }
     most = np.argsort(-changes, kind="stable")[:MOST_CHANGED].tolist()
-    index_of = {int(lines[index]): index for index in most}
-    said = {index_of[line]: saved.row.conversations[0] for line, _, saved in rows() if saved and line in index_of}
-    known = {name: value for name, value in numbers.items() if value is not None}
-    return Rescoring(lines, old, new, right, changes, known, {index: said[index] for index in most})
+    said = {line: saved.row.conversations[0] for line, _, saved in rows() if saved and line in {*lines[most]}}
+    shown = tuple((index, int(lines[index]), said[int(lines[index])], float(changes[index])) for index in most)
+    return Rescoring(old, new, right, {name: each for name, each in numbers.items() if each is not None}, shown)
 
 
-def _pairs(old: FloatArray, new: FloatArray, right: FloatArray) -> FloatArray:
-    """Count the pairs of a group: all, those of `PAIRS`, of a right and a wrong reply, and right by each reward."""
-    found = np.zeros(7)
+def _counts(old: FloatArray, new: FloatArray, right: FloatArray) -> FloatArray:
+    """Count pairs of a group: all, `PAIRS`, of a right and a wrong reply, these right by each reward; then `FLAT`."""
+    was_flat, is_flat = ((rewards == rewards[0]).all() for rewards in (old, new))
+    found = np.array([0, 0, 0, 0, 0, 0, 0, is_flat and not was_flat, was_flat and not is_flat], dtype=np.float64)
     for k in range(len(old) - 1):  # row by row: the pairs of a large group do not fit into memory
         was, now, better = (np.sign(column[k + 1 :] - column[k]) for column in (old, new, right))
         decided = np.abs(better) == 1
         kinds = was * now < 0, (was == 0) & (now != 0), (was != 0) & (now == 0), decided
-        found += [len(was), *map(np.sum, kinds), *((1 + sign * better)[decided].sum() / 2 for sign in (was, now))]
+        found[:7] += [len(was), *map(np.sum, kinds), *((1 + sign * better)[decided].sum() / 2 for sign in (was, now))]
     return found
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    """Return the ranks, of equal values their mean (Spearman 1904)."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: FloatArray = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
-
-
-def _right(saved: Rollout) -> float:
-    """Return the grade of a row; without one, whether the reply ends with the answer, if that is a number."""
-    answer, said = saved.row.prompt.answer or "", saved.row.conversations[0][-1].get("content") or ""
-    checked = math.isnan(saved.right) and re.fullmatch(r"-?[\d,]*\.?\d+", answer)
-    return float(is_right(said, answer)) if checked else saved.right

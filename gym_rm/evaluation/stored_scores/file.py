@@ -41,8 +41,7 @@ class FileScoring:
 
     Attributes:
         make_scorer: creates the scorer; called once, if there is a line to score, or a score of an earlier run.
-        source: a JSON Lines, JSON, CSV or Parquet file, by its name, or a folder of .jsonl and .parquet files; None for
-            standard input, which has JSON lines.
+        source: a JSON Lines, JSON, CSV or Parquet file, by its name; None for standard input, which has JSON lines.
         output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace an existing output.
@@ -197,8 +196,6 @@ class FileScoring:
         name = str(self.source) if self.source else "standard input"
         if self.source is None:
             return self._json_lines(sys.stdin.buffer, name)
-        if self.source.is_dir():
-            return self._folder_lines(self.source)
         try:
             stored = stack.enter_context(self.source.open("rb"))
         except OSError as error:
@@ -206,14 +203,6 @@ class FileScoring:
         file = stack.enter_context(decompressed(stored, self.source))
         stored_as = format_of(self.source)[0] or "jsonl"
         return self._json_lines(file, name) if stored_as == "jsonl" else self._table_lines(file, name, stored_as)
-
-    def _folder_lines(self, folder: Path) -> Iterator[InputLine]:
-        files = sorted([*folder.glob("*.jsonl"), *folder.glob("*.parquet")], key=lambda each: (len(each.name), each))
-        if not files:
-            raise ConfigError(f"the folder {str(folder)!r} has no .jsonl and no .parquet file.")
-        for file in files:  # 9.jsonl before 10.jsonl
-            with ExitStack() as stack:
-                yield from dataclasses.replace(self, source=file)._lines(stack)
 
     def _json_lines(self, file: IO[bytes], name: str) -> Iterator[InputLine]:
         for number, raw in read_lines(file, name):

@@ -10,8 +10,7 @@ from gym_rm.reports.evaluation.tables import ResultTable
 from gym_rm.reports.pages import message_texts, render, write_page
 from gym_rm.reports.svg import Chart, round_values
 from gym_rm.reports.tables import signed
-
-MOST_DOTS = 2000
+from gym_rm.reports.transcripts import visible
 
 
 def rescoring_table(found: Rescoring) -> ResultTable:
@@ -22,17 +21,12 @@ def rescoring_table(found: Rescoring) -> ResultTable:
 
 def write_rescoring_page(found: Rescoring, path: Path, *, about: str) -> None:
     """Write the page of a comparison. All texts of rows are escaped."""
-    (x, x_ticks), (y, y_ticks) = map(_axis, (found.old.tolist(), found.new.tolist()))
-    chart = Chart("New rewards by old ones", x=x, y=y, x_ticks=x_ticks, y_ticks=y_ticks, height=380)
-    chart.x_label, chart.y_label = "old reward", "new reward"
-    for old, new, right in sampled([*zip(found.old, found.new, found.right, strict=True)], MOST_DOTS, seed=0):
+    x, y = ((min(column), max(column)) for column in (found.old.tolist(), found.new.tolist()))
+    ticks = [(round_values(*ends) if ends[0] < ends[1] else ends) for ends in (x, y)]
+    x_ticks, y_ticks = ([(each, f"{each:g}") for each in values] for values in ticks)
+    chart = Chart("New rewards by old ones", x, y, "old reward", "new reward", x_ticks, y_ticks, height=380)
+    for old, new, right in sampled([*zip(found.old, found.new, found.right, strict=True)], 2000, seed=0):
         chart.dots([(old, new)], {0.0: "bad", 1.0: "good"}.get(right, "model"), radius=3)
-    most = {index: [*map(message_texts, messages)] for index, messages in found.most_changed.items()}
-    shown = {"found": found, "chart": chart.svg(), "most": most, "table": rescoring_table(found), "signed": signed}
-    write_page(render("rescoring_page.html", title="Rollouts, scored again", about=about, **shown), path)
-
-
-def _axis(values: list[float]) -> tuple[tuple[float, float], list[tuple[float, str]]]:
-    low, high = min(values), max(values)
-    ticks = round_values(low, high) if low < high else [low]
-    return (low, high), [(each, f"{each:g}") for each in ticks]
+    shown = {"found": found, "chart": chart.svg(), "table": rescoring_table(found)}
+    functions = {"message_texts": message_texts, "signed": signed, "about": visible(about)}
+    write_page(render("rescoring_page.html", title="Rollouts, scored again", **shown, **functions), path)
