@@ -114,7 +114,9 @@ def score(
 
 
 def rescore(
-    rollouts: Annotated[Path, typer.Argument(metavar="ROLLOUTS", help="A file of rollouts, .jsonl or .parquet.")],
+    rollouts: Annotated[
+        Path, typer.Argument(metavar="ROLLOUTS", help="A file of rollouts, or a folder of .jsonl or .parquet files.")
+    ],
     reward_model: RewardModel = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the rows, a page and the numbers.")
@@ -162,6 +164,7 @@ def rescore(
         overwrite=overwrite,
         columns=renamed,
         read=lambda *row: read(*row).row,
+        folders=True,
         key=key,
         on_error=on_error,
         batch_size=batch_size,

@@ -87,9 +87,8 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
 def _reward(row: Row, rewards: Row, weights: Mapping[str, float] | None, where: str) -> float:
     columns, named = {**row, **rewards}, weights or dict.fromkeys(rewards, 1.0)
     if (len(rewards) > 1 and not weights) or not columns.keys() >= named.keys():
-        raise ConfigError(
-            f"{where}: which of {filled_fields(columns)} is the reward? Name it, or several, with --reward."
-        )
+        one = f"one of {[*rewards]}" if len(rewards) > 1 and not weights else f"{[*named]}, which is not a column"
+        raise ConfigError(f"{where}: the reward is {one}; name a column, or several, with --reward COLUMN=WEIGHT.")
     given = [(name, columns[name]) for name in named if columns[name] is not None]
     terms = [
         named[name] * (float(each) if isinstance(each, bool) else number(each, where, name)) for name, each in given

@@ -47,6 +47,7 @@ class FileScoring:
         overwrite: make all scores again, and replace an existing output.
         columns: see `with_columns`.
         read: returns the conversations of a row, see `row_to_score`.
+        folders: whether the source may be a folder, all of whose .jsonl and .parquet files are read.
         turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
         key: name of the added field, and prefix of the others.
         on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
@@ -61,6 +62,7 @@ class FileScoring:
     overwrite: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     read: Callable[[Mapping[str, Any], str, int], RowToScore] = row_to_score
+    folders: bool = False
     turns: Literal["last", "all"] = "last"
     key: str = "score"
     on_error: Literal["stop", "skip"] = "stop"
@@ -196,6 +198,8 @@ class FileScoring:
         name = str(self.source) if self.source else "standard input"
         if self.source is None:
             return self._json_lines(sys.stdin.buffer, name)
+        if self.folders and self.source.is_dir():
+            return self._folder_lines(self.source)
         try:
             stored = stack.enter_context(self.source.open("rb"))
         except OSError as error:
@@ -203,6 +207,14 @@ class FileScoring:
         file = stack.enter_context(decompressed(stored, self.source))
         stored_as = format_of(self.source)[0] or "jsonl"
         return self._json_lines(file, name) if stored_as == "jsonl" else self._table_lines(file, name, stored_as)
+
+    def _folder_lines(self, folder: Path) -> Iterator[InputLine]:
+        found = [each for each in folder.iterdir() if each.suffix in (".jsonl", ".parquet")]
+        if not found:
+            raise ConfigError(f"the folder {str(folder)!r} has no .jsonl and no .parquet file.")
+        for file in sorted(found, key=lambda each: (len(each.name), each.name)):  # 9.jsonl before 10.jsonl
+            with ExitStack() as stack:
+                yield from dataclasses.replace(self, source=file)._lines(stack)
 
     def _json_lines(self, file: IO[bytes], name: str) -> Iterator[InputLine]:
         for number, raw in read_lines(file, name):
