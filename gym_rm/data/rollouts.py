@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
     if found:
         try:
             fields, rewards = FORMATS[found[0]][1](row, where)
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ConfigError(f"{where}: not a row as {found[0]} writes it: {error!r}.") from error
         plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
     if isinstance(plain.get("prompt"), str):
@@ -128,7 +129,7 @@ def _nemo_gym(row: Row, where: str) -> tuple[Row, Row]:
 
 def _results(row: Row, where: str) -> tuple[Row, Row]:
     """`state_to_output` of verifiers, in `results.jsonl`."""
-    read = {"prompt": row["prompt"], "response": row["completion"], "tools": row.get("tool_defs")}
+    read = {"prompt": _openai(row["prompt"]), "response": _openai(row["completion"]), "tools": row.get("tool_defs")}
     return {**read, "group": row["example_id"]}, {"reward": row["reward"]}
 
 
@@ -143,9 +144,21 @@ def _episode(row: Row, where: str) -> tuple[Row, Row]:
             messages, at = [node["message"], *messages], node.get("parent")
     parts = [each and each["score"] * each.get("weight", 1.0) for each in trace["rewards"].values()]
     reward = math.fsum(parts) if parts and None not in parts and trace["ok"] else None
-    read = {"messages": messages, "tools": trace.get("tools"), "answer": task["data"].get("answer")}
+    read = {"messages": _openai(messages), "tools": trace.get("tools"), "answer": task["data"].get("answer")}
     group = (row.get("group") or {}).get("id") or task.get("key") or task.get("hash")
     return {**read, "group": group, "rollout": trace["id"]}, {"reward": reward}
+
+
+def _openai(messages: Any) -> Any:
+    """Return messages of verifiers, whose calls of tools are flat or JSON texts, as chat templates read them."""
+    if isinstance(messages, str):
+        return messages
+    given = [
+        [json.loads(call) if isinstance(call, str) else call for call in each.get("tool_calls") or ()]
+        for each in messages
+    ]
+    calls = [[{"type": "function", "id": call["id"], "function": call} for call in each] for each in given]
+    return [{**each, "tool_calls": made} if made else each for each, made in zip(messages, calls, strict=True)]
 
 
 FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[Row, str], tuple[Row, Row]]]] = {

@@ -28,7 +28,15 @@ NODES = [
 TRACE = {"id": "t1", "agent": {"name": "agent"}, "nodes": NODES, "tools": [], "ok": True,
          "rewards": {"exact": {"score": 1.0, "weight": 0.5}, "style": {"score": 1.0, "weight": 1.0}}}  # fmt: skip
 EPISODE = {"id": "e1", "task": {"type": "Task", "data": {"answer": "4"}, "key": "k"}, "ok": True, "traces": [TRACE]}
-OURS = {"step": 2, "prompt_id": "p", "messages": [USER, FOUR], "reward": 1.0, "phase": "train", "group": 0, "right": True}
+OURS = {
+    "step": 2,
+    "prompt_id": "p",
+    "messages": [USER, FOUR],
+    "reward": 1.0,
+    "phase": "train",
+    "group": 0,
+    "right": True,
+}
 
 
 def read(row, **options):
@@ -109,7 +117,9 @@ def test_calls_of_tools_are_read_from_json_texts_and_flat_ones():
     nodes = [{"parent": place - 1 if place else None, "message": each}
              for place, each in enumerate([USER, {**asks, "tool_calls": [call]}, result, FOUR])]  # fmt: skip
     assert read({**EPISODE, "traces": [{**TRACE, "nodes": nodes}]}).row.conversations[0] == found
-    assert found[1]["tool_calls"] == [{"id": "c1", "name": "add", "arguments": {"a": 2}}]
+    assert found[1]["tool_calls"] == [
+        {"type": "function", "id": "c1", "function": {"id": "c1", "name": "add", "arguments": {"a": 2}}}
+    ]
 
 
 def test_groups_are_replies_to_one_prompt_in_one_step():
@@ -141,7 +151,10 @@ def test_rollouts_of_a_group_have_names_where_the_library_gives_them():
         ({"prompt": "2 + 2?", "response": "4", "reward": "good"}, "'reward' must be a number, got str 'good'"),
         ({"prompt": "<|im_start|>user\n2 + 2?<|im_end|>", "response": "4"}, "chat template has been applied"),
         ({**EPISODE, "traces": []}, "expected one trace of a trained agent, got 0"),
-        ({**EPISODE, "traces": [{**TRACE, "nodes": [{"parent": None}]}]}, "not a row as verifiers 1 writes it: KeyError"),
+        (
+            {**EPISODE, "traces": [{**TRACE, "nodes": [{"parent": None}]}]},
+            "not a row as verifiers 1 writes it: KeyError",
+        ),
     ],
 )
 def test_other_rows_are_refused_with_what_was_expected(row, message):

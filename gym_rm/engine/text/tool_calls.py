@@ -83,7 +83,6 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _map_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     def changed(call: Any) -> Any:
-        call = _decode(call)  # verifiers writes a call as the JSON text of an object
         if not isinstance(call, Mapping):
             return call
         if isinstance(call.get("function"), Mapping):
