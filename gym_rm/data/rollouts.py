@@ -150,15 +150,16 @@ def _episode(row: Row, where: str) -> tuple[Row, Row]:
 
 
 def _openai(messages: Any) -> Any:
-    """Return messages of verifiers, whose calls of tools are flat or JSON texts, as chat templates read them."""
+    """Return messages of verifiers, whose calls of tools are flat or JSON texts, in OpenAI's form."""
+
+    def call(given: Any) -> Any:
+        given = json.loads(given) if isinstance(given, str) else given
+        function = {name: given.get("function", given)[name] for name in ("name", "arguments")}
+        return {"type": "function", "id": given.get("id"), "function": function}
+
     if isinstance(messages, str):
         return messages
-    given = [
-        [json.loads(call) if isinstance(call, str) else call for call in each.get("tool_calls") or ()]
-        for each in messages
-    ]
-    calls = [[{"type": "function", "id": call["id"], "function": call} for call in each] for each in given]
-    return [{**each, "tool_calls": made} if made else each for each, made in zip(messages, calls, strict=True)]
+    return [{**each, "tool_calls": [*map(call, each.get("tool_calls") or ())] or None} for each in messages]
 
 
 FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[Row, str], tuple[Row, Row]]]] = {

@@ -49,8 +49,8 @@ def without(row, *names):
 
 @pytest.mark.parametrize(
     ("row", "reward"),
-    [(TRL, 1.0), (RESULT, 1.0), (GYM, 1.0), (EPISODE, 1.5), (OURS, 1.0), ({"prompt": "2 + 2?", "completion": "4"}, None)],
-)  # fmt: skip
+    [(TRL, 1.0), (RESULT, 1.0), (GYM, 1.0), (EPISODE, 1.5), (OURS, 1.0), ({"prompt": [USER], "completion": "4"}, None)],
+)
 def test_every_library_writes_the_same_conversation(row, reward):
     found = read(row)
     assert found.row.conversations == ((USER, FOUR),)
@@ -118,21 +118,33 @@ def test_calls_of_tools_are_read_from_json_texts_and_flat_ones():
              for place, each in enumerate([USER, {**asks, "tool_calls": [call]}, result, FOUR])]  # fmt: skip
     assert read({**EPISODE, "traces": [{**TRACE, "nodes": nodes}]}).row.conversations[0] == found
     assert found[1]["tool_calls"] == [
-        {"type": "function", "id": "c1", "function": {"id": "c1", "name": "add", "arguments": {"a": 2}}}
+        {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 2}}}
     ]
 
 
-def test_groups_are_replies_to_one_prompt_in_one_step():
-    def same(first, second):
-        return read(first).group == read(second).group
+DIALOGUE = {**OURS, "messages": [USER, {"role": "assistant", "content": "?"}, USER, FOUR]}
 
-    assert same(TRL, {**TRL, "completion": "5", "accuracy": 0.0}) and not same(TRL, {**TRL, "step": 2})
-    assert not same(VERL, {**VERL, "input": "2 + 3?"}) and same(VERL, {**VERL, "output": "5"})
-    assert not same(OURS, {**OURS, "group": 1}) and not same(OURS, {**OURS, "phase": "held_out"})
-    turns = {"messages": [USER, {"role": "assistant", "content": "?"}, USER, FOUR]}
-    assert same(OURS, {**OURS, **turns}) and not same(without(OURS, "group", "prompt_id"), {**turns, "reward": 1.0})
-    assert not same(GYM, {**GYM, "_ng_task_index": 3}) and not same(RESULT, {**RESULT, "example_id": 6})
-    assert same(EPISODE, {**EPISODE, "id": "e2"}) and not same(EPISODE, {**EPISODE, "group": {"id": "g"}})
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (TRL, {**TRL, "completion": "5", "accuracy": 0.0}, True),
+        (TRL, {**TRL, "step": 2}, False),
+        (VERL, {**VERL, "output": "5"}, True),
+        (VERL, {**VERL, "input": "2 + 3?"}, False),
+        (OURS, {**OURS, "group": 1}, False),
+        (OURS, {**OURS, "phase": "held_out"}, False),
+        (OURS, DIALOGUE, True),
+        (without(OURS, "group", "prompt_id"), without(DIALOGUE, "group", "prompt_id"), False),
+        (GYM, {**GYM, "_ng_rollout_index": 2}, True),
+        (GYM, {**GYM, "_ng_task_index": 3}, False),
+        (RESULT, {**RESULT, "example_id": 6}, False),
+        (EPISODE, {**EPISODE, "id": "e2"}, True),
+        (EPISODE, {**EPISODE, "group": {"id": "g"}}, False),
+    ],
+)
+def test_groups_are_replies_to_one_prompt_in_one_step(first, second, same):
+    assert (read(first).group == read(second).group) == same
 
 
 def test_rollouts_of_a_group_have_names_where_the_library_gives_them():
