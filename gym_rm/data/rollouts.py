@@ -123,6 +123,7 @@ def _nemo_gym(row: Row, where: str) -> tuple[Row, Row]:
     while said and said[-1]["role"] != "assistant":
         said.pop()  # results that the policy never saw
     group = [row.get(f"_ng_{name}") for name in ("task_index", "group_id", "group_attempt")]
+    said = said or [{"role": "assistant", "content": ""}]
     read = {"prompt": chat["messages"], "response": said, "tools": chat["tools"], "answer": chat["answer"]}
     return {**read, "group": group, "rollout": row.get("_ng_rollout_index")}, {"reward": row.get("reward")}
 
