@@ -175,7 +175,7 @@ def rescore(
         lambda each: estimate_advantages(each, np.zeros(len(each)), estimator="grpo", std_floor=STD_FLOOR),
     )
     write_json(reports[0], found.numbers)
-    write_rescoring_page(found, reports[1], about=f"{rollouts} · {reward_model or 'embedded'}")
+    write_rescoring_page(found, reports[1], about=f"{rollouts} · {scorer.settings['reward_model'] or 'embedded'}")
     report_console().print(console_table(rescoring_table(found)))
     stderr.print(f"wrote {', '.join(map(str, (rows, *reports)))}", markup=False)
     if failed:

@@ -57,7 +57,7 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
             f"{where}: expected 'messages', or 'prompt' and 'response', or the columns of one library: {known}; got "
             f"{filled_fields(row)}. Name others as in --column response=Reply."
         )
-    plain = {**row, "response": row.get("response", row.get("completion"))}
+    plain = {**row, "response": row.get("completion") if row.get("response") is None else row["response"]}
     rewards: Row = {name: row[name] for name in ("reward", "score") if name in row}
     if found:
         try:
@@ -70,9 +70,7 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
     scored = row_to_score(plain, where, index)
     if scored.labels is not None:
         raise ConfigError(f"{where}: expected one reply; write a row for each, with 'group', 'reward' and 'right'.")
-    group, right = (
-        next((plain[name] for name in each if plain.get(name) is not None), None) for each in (GROUPS, GRADES)
-    )
+    group, right = (next((plain[n] for n in each if plain.get(n) is not None), None) for each in (GROUPS, GRADES))
     start = scored.prompt.messages
     if group is not None:  # of a dialogue, what a group has in common
         start = tuple(itertools.takewhile(lambda message: message["role"] != "assistant", start))
@@ -90,10 +88,8 @@ def _reward(row: Row, rewards: Row, weights: Mapping[str, float] | None, where: 
     if (len(rewards) > 1 and not weights) or not columns.keys() >= named.keys():
         one = f"one of {[*rewards]}" if len(rewards) > 1 and not weights else f"{[*named]}, which is not a column"
         raise ConfigError(f"{where}: the reward is {one}; name a column, or several, with --reward COLUMN=WEIGHT.")
-    given = [(name, columns[name]) for name in named if columns[name] is not None]
-    terms = [
-        named[name] * (float(each) if isinstance(each, bool) else number(each, where, name)) for name, each in given
-    ]
+    given = {name: columns[name] for name in named if columns[name] is not None}
+    terms = [named[name] * number(int(x) if isinstance(x, bool) else x, where, name) for name, x in given.items()]
     return math.fsum(terms) if terms and not any(map(row.get, FAILURES)) else math.nan
 
 

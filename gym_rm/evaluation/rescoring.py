@@ -81,25 +81,17 @@ def compare_rewards(rows: Callable[[], Rows], advantages: Callable[[FloatArray],
         counts += _counts(old[each], new[each], right[each])
     numbers: dict[str, float | None] = {"conversations": len(columns) + sum(left_out)}
     numbers |= zip(LEFT_OUT, left_out, strict=True)
-    numbers |= {
-        "Pearson": correlation(old, new),
-        "Spearman": correlation(_ranks(old), _ranks(new)),
-        "groups": len(members),
-    }
+    numbers |= {"Pearson": correlation(old, new), "Spearman": correlation(_ranks(old), _ranks(new))}
     if members:
-        numbers |= zip(FLAT, map(int, counts[7:]), strict=True)
+        numbers |= {"groups": len(members), **dict(zip(FLAT, map(int, counts[7:]), strict=True))}
         numbers |= {"mean change of an advantage": changes[np.concatenate(members)].mean(), "pairs": int(counts[0])}
         numbers |= zip(PAIRS, counts[1:4] / counts[0], strict=True)
     if counts[4]:
-        shares = counts[5:7] / counts[4]
-        numbers |= {
-            "pairs of a right and a wrong reply": int(counts[4]),
-            "accuracy, old": shares[0],
-            "accuracy, new": shares[1],
-        }
-    most = np.argsort(-changes, kind="stable")[:MOST_CHANGED].tolist()
-    said = {line: saved.row.conversations[0] for line, _, saved in rows() if saved and line in {*lines[most]}}
-    shown = tuple((index, int(lines[index]), said[int(lines[index])], float(changes[index])) for index in most)
+        numbers |= {"pairs of a right and a wrong reply": int(counts[4])}
+        numbers |= zip(("accuracy, old", "accuracy, new"), counts[5:7] / counts[4], strict=True)
+    most = {int(lines[index]): index for index in np.argsort(-changes, kind="stable")[:MOST_CHANGED].tolist()}
+    said = {line: saved.row.conversations[0] for line, _, saved in rows() if saved and line in most}
+    shown = tuple((index, line, said[line], float(changes[index])) for line, index in most.items())
     return Rescoring(old, new, right, {name: each for name, each in numbers.items() if each is not None}, shown)
 
 

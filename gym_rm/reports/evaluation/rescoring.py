@@ -14,8 +14,11 @@ from gym_rm.reports.transcripts import visible
 
 
 def rescoring_table(found: Rescoring) -> ResultTable:
-    """Return the numbers of a comparison."""
+    """Return the numbers of a comparison, then the conversations that change most."""
     rows = [(name, f"{each:,}" if isinstance(each, int) else f"{each:.3f}") for name, each in found.numbers.items()]
+    for index, line, _, change in found.most_changed:
+        both = f"{signed(found.old[index])} → {signed(found.new[index])}"
+        rows.append((f"line {line}: the advantage changes by {change:.2f}", both))
     return ResultTable("Old and new rewards", ("", "value"), rows)
 
 
