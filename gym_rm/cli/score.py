@@ -19,11 +19,10 @@ from gym_rm.data.columns import parse_columns, with_columns
 from gym_rm.data.formats.fields import number
 from gym_rm.data.rollouts import read_rollout
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.rescoring import compare_rewards, rescored_rows
 from gym_rm.evaluation.stored_scores.file import FileScoring, ScoringProgress
 from gym_rm.evaluation.stored_scores.output import check_output
 from gym_rm.policy.advantages import estimate_advantages
-from gym_rm.reports.evaluation.rescoring import rescoring_table, write_rescoring_page
+from gym_rm.reports.evaluation.rescoring import compare_rewards, rescored_rows, rescoring_table, write_rescoring_page
 from gym_rm.reports.evaluation.tables import console_table
 from gym_rm.scorer import Scorer, is_relative
 
