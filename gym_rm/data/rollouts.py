@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,13 +13,13 @@ from gym_rm.data.formats.fields import number
 from gym_rm.data.messages import refuse_rendered
 from gym_rm.data.prompts import PROMPT_FIELDS, name_of
 from gym_rm.data.responses_api import chat_row, messages_of_items
-from gym_rm.data.rows import filled_fields
+from gym_rm.data.rows import filled_fields, parse_line
 from gym_rm.data.scored_rows import REPLY_LISTS, RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 
 Row = Mapping[str, Any]
 REPLIES = (*REPLY_LISTS, "chosen", "rejected", "response")
-GROUPS, GRADES = ("group", "group_id", "prompt_id"), ("right", "correct", "is_correct", "acc")
+GROUPS, GRADES = ("group", "group_id", "prompt_id", "example_id"), ("right", "correct", "is_correct", "acc")
 FAILURES = ("error", "mask_sample", "_ng_failure_class")
 TURN = re.compile(r"(?:^|\n)(system|user|assistant)\n")  # what ChatML writes before a turn, without control tokens
 
@@ -58,13 +57,15 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
             f"{filled_fields(row)}. Name others as in --column response=Reply."
         )
     plain = {**row, "response": row.get("completion") if row.get("response") is None else row["response"]}
+    plain["tools"] = row.get("tool_defs") if row.get("tools") is None else row["tools"]
     rewards: Row = {name: row[name] for name in ("reward", "score") if name in row}
-    if found:
-        try:
+    try:
+        if found:
             fields, rewards = FORMATS[found[0]][1](row, where)
-        except (LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{where}: not a row as {found[0]} writes it: {error!r}.") from error
-        plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
+            plain = {**{key: row[key] for key in row if key not in (*PROMPT_FIELDS, *REPLIES)}, **fields}
+        plain |= {name: _with_calls(plain[name]) for name in ("messages", "prompt", "response") if name in plain}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: not as {', '.join(found) or 'a plain row'} has it: {error!r}.") from error
     if isinstance(plain.get("prompt"), str):
         refuse_rendered(plain["prompt"], f"{where}: the prompt")
     scored = row_to_score(plain, where, index)
@@ -124,12 +125,6 @@ def _nemo_gym(row: Row, where: str) -> tuple[Row, Row]:
     return {**read, "group": group, "rollout": row.get("_ng_rollout_index")}, {"reward": row.get("reward")}
 
 
-def _results(row: Row, where: str) -> tuple[Row, Row]:
-    """`state_to_output` of verifiers, in `results.jsonl`."""
-    read = {"prompt": _openai(row["prompt"]), "response": _openai(row["completion"]), "tools": row.get("tool_defs")}
-    return {**read, "group": row["example_id"]}, {"reward": row["reward"]}
-
-
 def _episode(row: Row, where: str) -> tuple[Row, Row]:
     """`Episode.to_record` of verifiers 1, in `traces.jsonl`: a graph of messages, whose last branch is read."""
     traces, task = [each for each in row["traces"] if each["agent"].get("trainable", True)], row["task"]
@@ -141,29 +136,28 @@ def _episode(row: Row, where: str) -> tuple[Row, Row]:
             messages, at = [node["message"], *messages], node.get("parent")
     parts = [each and each["score"] * each.get("weight", 1.0) for each in trace["rewards"].values()]
     reward = math.fsum(parts) if parts and None not in parts and trace["ok"] else None
-    read = {"messages": _openai(messages), "tools": trace.get("tools"), "answer": task["data"].get("answer")}
+    read = {"messages": messages, "tools": trace.get("tools"), "answer": task["data"].get("answer")}
     group = (row.get("group") or {}).get("id") or task.get("key") or task.get("hash")
     return {**read, "group": group, "rollout": trace["id"]}, {"reward": reward}
 
 
-def _openai(messages: Any) -> Any:
-    """Return messages of verifiers, whose calls of tools are flat or JSON texts, in OpenAI's form."""
+def _with_calls(messages: Any) -> Any:
+    """Return messages with calls of tools in OpenAI's form; those of verifiers are flat, or JSON texts."""
 
     def call(given: Any) -> Any:
-        given = json.loads(given) if isinstance(given, str) else given
-        function = {name: given.get("function", given)[name] for name in ("name", "arguments")}
-        return {"type": "function", "id": given.get("id"), "function": function}
+        given = parse_line(given.encode(), "tool_calls") if isinstance(given, str) else given
+        function = {name: given.get(name) for name in ("name", "arguments")}
+        return given if "function" in given else {"type": "function", "id": given.get("id"), "function": function}
 
-    if isinstance(messages, str):
+    if not isinstance(messages, list):
         return messages
-    return [{**each, "tool_calls": [*map(call, each.get("tool_calls") or ())] or None} for each in messages]
+    return [{**m, "tool_calls": [*map(call, m["tool_calls"])]} if m.get("tool_calls") else m for m in messages]
 
 
 FORMATS: Mapping[str, tuple[tuple[str, ...], Callable[[Row, str], tuple[Row, Row]]]] = {
     "TRL": (("step", "prompt", "completion", "advantage"), _trl),
     "verl": (("input", "output", "score"), _verl),
     "NeMo Gym": (("responses_create_params", "response"), _nemo_gym),
-    "verifiers": (("example_id", "prompt", "completion", "reward"), _results),
-    "verifiers 1": (("task", "traces"), _episode),
+    "verifiers": (("task", "traces"), _episode),
 }
 """Columns that a library writes, and what reads its rows: fields of a plain row, and what may be its reward."""

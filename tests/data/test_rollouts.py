@@ -74,7 +74,7 @@ def test_the_turns_of_chatml_are_found_without_control_tokens():
         ({"input": "system\n\nToday is Monday.\n\nuser\n\n2 + 2?assistant\n\n"}, "lacks the control tokens"),
         ({"input": "user\nsay\nuser\nagain\nassistant\n"}, "lacks the control tokens"),
         ({"output": "4\nuser\n<tool_response>4</tool_response>\nassistant\n4"}, "one text of several turns"),
-        ({"output": None}, "not a row as verl writes it: TypeError"),
+        ({"output": None}, "not as verl has it: TypeError"),
     ],
 )
 def test_texts_of_verl_whose_turns_are_not_certain_are_refused(change, message):
@@ -157,7 +157,7 @@ def test_rollouts_of_a_group_have_names_where_the_library_gives_them():
     ("row", "message"),
     [
         ({"text": "4"}, r"step, prompt, completion, advantage \(TRL\).*got \['text'\]"),
-        ({**TRL, **RESULT}, "the columns of one library"),
+        ({**TRL, **VERL}, "the columns of one library"),
         ({"prompt": "2 + 2?", "responses": ["4", "5"]}, "write a row for each"),
         ({"prompt": "2 + 2?", "response": "4", "reward": 1, "score": 2}, r"one of \['reward', 'score'\]"),
         ({"prompt": "2 + 2?", "response": "4", "reward": "good"}, "'reward' must be a number, got str 'good'"),
@@ -165,7 +165,7 @@ def test_rollouts_of_a_group_have_names_where_the_library_gives_them():
         ({**EPISODE, "traces": []}, "expected one trace of a trained agent, got 0"),
         (
             {**EPISODE, "traces": [{**TRACE, "nodes": [{"parent": None}]}]},
-            "not a row as verifiers 1 writes it: KeyError",
+            "not as verifiers has it: KeyError",
         ),
     ],
 )

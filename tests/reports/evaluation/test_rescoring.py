@@ -8,8 +8,8 @@ import pytest
 from gym_rm.data.rollouts import Rollout
 from gym_rm.data.scored_rows import row_to_score
 from gym_rm.errors import ConfigError
-from gym_rm.reports.evaluation.rescoring import compare_rewards, rescored_rows
 from gym_rm.policy.advantages import estimate_advantages
+from gym_rm.reports.evaluation.rescoring import compare_rewards, rescored_rows
 
 NAN = math.nan
 
