@@ -1,12 +1,14 @@
 """verifiers scores real traces with the code of its page."""
 
 import asyncio
+import json
 
 import pytest
 
 vf = pytest.importorskip("verifiers.v1")
 
 import gym_rm
+from gym_rm.data.rollouts import read_rollout
 from tests.trainers.pages import QUESTION, REPLIES, fails, module_of_page, said
 
 
@@ -69,3 +71,15 @@ def test_a_trace_without_a_score_has_an_error_and_no_reward_and_the_others_keep_
     assert traces[2].rewards == {"length": None}
     assert "returned None" in traces[2].last_error.message
     assert [trace.reward for trace in traces if not trace.has_error] == fails(said(*REPLIES[:2], REPLIES[3]))
+
+
+def test_saved_episodes_are_read_with_their_rewards(page):
+    traces = scored(page.ChatTask(page.Question(prompt=QUESTION["content"], answer="71")), REPLIES)
+    records = [vf.Episode(task=trace.task, traces=[trace]).to_record() for trace in traces]
+    saved = [read_rollout(json.loads(json.dumps(record)), "here") for record in records]
+    assert [each.row.conversations[0] for each in saved] == [
+        (QUESTION, {"role": "assistant", "content": reply}) for reply in REPLIES
+    ]
+    assert [each.reward for each in saved] == pytest.approx([trace.reward for trace in traces])
+    assert len({each.group for each in saved}) == 1
+    assert len({each.name for each in saved}) == len(REPLIES)
