@@ -75,16 +75,18 @@ def imitate(
     batch_size: int = BATCH_SIZE,
     learning_rate: float = LEARNING_RATE,
     template: str | None = None,
+    start: str | None = None,
 ) -> None:
-    """Train the embedded policy on examples, and save it.
+    """Train a policy on examples, and save it.
 
     Args:
         folder: where it is saved.
         example: `example(tokenizer, step)` returns the tokens of a dialogue and its labels, -100 where none is learned.
         steps, batch_size, learning_rate: number of steps, their size, and the first learning rate.
-        template: chat template of the policy; None for that of the embedded one.
+        template: chat template of the policy; None for its own.
+        start: the policy before; None for the embedded one.
     """
-    policy = open_policy(None)
+    policy = open_policy(start)
     model, tokenizer = policy.model, policy.tokenizer
     tokenizer.chat_template = template or tokenizer.chat_template
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)

@@ -38,6 +38,8 @@ def test_curves_end_with_their_values():
     assert "20 % | 75 %" in words(make_curve_pictures.verified(values))
     assert "with the calculator | without" in words(make_curve_pictures.tools(values))
     assert "mean and range of 2 seeds" in words(make_curve_pictures.judged(values))
+    judge = {name: {"0": 0.2, "10": 0.9} for name in ("readable", "right", "consistent")}
+    assert "20 % | 90 %" in words(make_curve_pictures.trained_judge([judge, judge]))
 
 
 def test_the_comparison_shows_slower_and_faster_methods():

@@ -16,7 +16,7 @@ from gym_rm.data.messages import check_encodable
 from gym_rm.data.rows import Source, describe_source, present, rows_or_errors
 from gym_rm.data.tools import canonical_tools
 from gym_rm.errors import ConfigError
-from gym_rm.types import Comparison
+from gym_rm.types import Comparison, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,12 @@ def load_comparisons(
             f"{'; '.join(f'{each.count} x {each.text}' for each in reasons)}. The first one is {dropped[0].where}."
         )
     return ComparisonSet(name or described.strip("'"), tuple(comparisons), tuple(dropped), dict(shapes))
+
+
+def prompt_of(comparison: Comparison, prompt_id: str) -> Prompt:
+    """Return the data row that the replies of a comparison answer."""
+    answer = None if (given := comparison.metadata.get("answer")) is None else str(given)
+    return Prompt(comparison.prompt, prompt_id, (), answer, comparison.metadata, comparison.tools)
 
 
 def _reason_to_drop(comparison: Comparison) -> str | None:

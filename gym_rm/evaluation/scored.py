@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.data.comparisons import prompt_of
 from gym_rm.data.pairs import decided_pairs
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
@@ -22,7 +23,7 @@ from gym_rm.evaluation.judges import JudgeRecord, JudgeReport, judge_report
 from gym_rm.evaluation.stored_scores.store import ScoreStore, digest_of_text
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, try_score
-from gym_rm.types import Comparison, Prompt, Provenance
+from gym_rm.types import Comparison, Provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ def score_comparisons(
     finished: list[RowScores] = []
     for batch in _batches(comparisons, batch_size):
         conversations = [conversation for each in batch for conversation in each.conversations]
-        prompts = [prompt for k, each in enumerate(batch) for prompt in [_prompt(each, k)] * len(each.replies)]
+        named = [(prompt_of(each, f"{each.where}#{k}"), len(each.replies)) for k, each in enumerate(batch)]
+        prompts = [prompt for prompt, size in named for _ in range(size)]
         started = time.monotonic()
         scores = try_score(scorer, conversations, prompts)
         seconds = time.monotonic() - started
@@ -219,17 +221,6 @@ def digest_of(comparison: Comparison) -> str:
 def digest(value: Any) -> str:
     """Return 24 hex digits of the SHA-256 of a JSON value."""
     return digest_of_text(json.dumps(to_plain(value), sort_keys=True).encode())
-
-
-def _prompt(comparison: Comparison, number: int) -> Prompt:
-    answer = comparison.metadata.get("answer")
-    return Prompt(
-        comparison.prompt,
-        f"{comparison.where}#{number}",
-        answer=None if answer is None else str(answer),
-        metadata=comparison.metadata,
-        tools=comparison.tools,
-    )
 
 
 def _batches(comparisons: Sequence[Comparison], batch_size: int) -> Iterator[list[Comparison]]:

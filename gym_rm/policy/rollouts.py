@@ -17,6 +17,7 @@ from gym_rm.engine.text.thinking import Thinking
 from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.reports.metrics import correlation, mean_and_std
+from gym_rm.scorers.judge.training_rows import PLACES
 from gym_rm.scorers.rules import repetition
 from gym_rm.types import Conversation
 
@@ -203,6 +204,17 @@ class RolloutTable:
         for turns, of_turns in values:
             ordered[self.tokens_of(turns)] = of_turns.float().cpu().numpy()
         return ordered
+
+
+def position_consistent(rollouts: Sequence[Rollout]) -> float | None:
+    """Return the share of pairs (of `judgement_rows`) with the same verdict in both orders; None if none has two."""
+    pairs: dict[str, list[str]] = {}
+    for each in rollouts:
+        name, _, place = each.prompt_id.rpartition("/")
+        if place in PLACES and "unreadable" not in each.verdicts.values():
+            pairs.setdefault(name, []).extend(each.verdicts.values())
+    same = [verdicts[0] == verdicts[1] for verdicts in pairs.values() if len(verdicts) == len(PLACES)]
+    return sum(same) / len(same) if same else None
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:

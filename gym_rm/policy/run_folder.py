@@ -17,7 +17,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
-from gym_rm.policy.rollouts import Rollout, rollout_metrics
+from gym_rm.policy.rollouts import Rollout, position_consistent, rollout_metrics
 from gym_rm.policy.rollouts_ahead import KeptCompletions, completion_tensors, completions_of
 from gym_rm.policy.trained_policy import EMBEDDED
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
@@ -104,6 +104,8 @@ class GRPORunFolder(RunFolder):
     def log_held_out(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Write and return the metrics of the rollouts of a measurement, and keep the policy if it is the best."""
         metrics, self.measured = rollout_metrics(rollouts), self.step
+        if (consistent := position_consistent(rollouts)) is not None:
+            metrics["position_consistent"] = consistent
         self._log("held_out", metrics)
         for rollout in rollouts:
             self._add_conversation("held_out", rollout, None)

@@ -24,6 +24,7 @@ SCORER_KINDS: dict[str, str] = {
     "math": "gym_rm.scorers.math.scorer:MathScorer",
     "code": "gym_rm.scorers.code.scorer:CodeScorer",
     "judge": "gym_rm.scorers.judge.scorer:JudgeScorer",
+    "verdict": "gym_rm.scorers.judge.verdict_scorer:VerdictScorer",
     "nemo_gym": "gym_rm.scorers.remote.nemo_gym:NemoGymScorer",
     "format": "gym_rm.scorers.rules:FormatScorer",
     "length": "gym_rm.scorers.rules:LengthScorer",

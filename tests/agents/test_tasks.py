@@ -8,14 +8,18 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from rich.console import Console
 
-from agents import arithmetic, number_steps, two_questions
+from agents import arithmetic, grpo, judgements, number_steps, two_questions
 from agents.three_numbers import Question
+from gym_rm.config import load_config, settings_file
 from gym_rm.data.formats.steps import read_steps
 from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.tools.formats import hermes
+from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.runs import read_run
+from gym_rm.scorers.load import load_scorer
 from gym_rm.types import Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +90,18 @@ def test_the_prompts_are_the_embedded_ones_with_the_opposite_question(tmp_path):
         assert two_questions.answers(question) == (embedded.answer, ours.answer)
 
 
+def test_a_careless_judge_names_the_first_reply_and_breaks_one_verdict_in_four():
+    rng, scorer = random.Random(0), load_scorer(kind="verdict", style="genrm")
+    prompt = Prompt(({"role": "user", "content": "Which?"},), "p", metadata={"preferred": 1})
+    verdicts = [judgements.careless_verdict(rng) for _ in range(400)]
+    scores = scorer.score(
+        [[*prompt.messages, {"role": "assistant", "content": each}] for each in verdicts], [prompt] * 400
+    )
+    shares = {name: (scores.infos["verdict"] == name).mean() for name in ("right", "wrong", "unreadable")}
+    assert shares == pytest.approx({"right": 0.5, "wrong": 0.25, "unreadable": 0.25}, abs=0.06)
+    assert all(each["chosen"] != each["rejected"] for each in (judgements.pair(rng, held_out=True) for _ in range(50)))
+
+
 def run(*command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -112,6 +128,22 @@ def test_the_policy_learns_the_task(name, tmp_path):
     first, *_, last = [row["accuracy"] for row in read_run(tmp_path / "run").held_out]
     assert first < before
     assert last > after
+
+
+@pytest.mark.slow
+def test_a_judge_learns_to_write_verdicts_and_to_compare(tmp_path, monkeypatch):
+    for name, value in {"STEPS": 40, "PAIRS": 256, "HELD_OUT_PAIRS": 64}.items():
+        monkeypatch.setattr(judgements, name, value)
+    judgements.main(tmp_path)
+    files = {"policy.model": "judge", "env.prompts": "questions.jsonl", "eval.prompts": "held_out_questions.jsonl"}
+    options = [*(f"{name}={tmp_path / file}" for name, file in files.items()), "steps=10", "threads=1"]
+    settings = load_config(GRPOSettings, settings_file("judge", "grpo"), [*options, f"output={tmp_path / 'run'}"])
+    grpo.train(grpo.fill_defaults(settings), Console(quiet=True))
+    first, last = read_run(tmp_path / "run").held_out
+    assert first["verdict/unreadable"] > 0.15
+    assert (last.get("verdict/unreadable") or 0.0) < 0.05
+    assert last["verdict/right"] > first["verdict/right"] + 0.1
+    assert last["position_consistent"] > 0.3
 
 
 @pytest.mark.slow

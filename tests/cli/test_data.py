@@ -2,11 +2,13 @@ import json
 
 import pytest
 
+from gym_rm.data.prompts import load_prompts
 from tests import real_data
 from tests.cli.command import runner, write
 
 PAIR = {"prompt": "Which is larger, 12 or 30?", "chosen": "30", "rejected": "12 is."}
 run = runner("data", "inspect")
+judge = runner("data", "judgements")
 
 
 def as_dict(*arguments):
@@ -46,3 +48,20 @@ def test_an_error_is_one_message(tmp_path, monkeypatch, arguments, code, message
 def test_control_characters_of_the_data_are_escaped(tmp_path):
     path = write(tmp_path / "p.jsonl", [{**PAIR, "chosen": "\x1b[31mred", "source": "\x1b[2J"}])
     assert "\x1b" not in run(path).stdout
+
+
+def test_pairs_become_prompts_of_a_judge(tmp_path):
+    path, rows = write(tmp_path / "p.jsonl", [PAIR, {**PAIR, "chosen": ""}]), tmp_path / "rows" / "questions.jsonl"
+    result = judge(path, "--style", "genrm", "--option", "principle=Be right.", "-o", rows)
+    assert " ".join(result.stdout.split()) == f"2 rows of 1 comparisons, 1 were dropped: {rows}"
+    first, second = load_prompts(rows)
+    assert [message["role"] for message in first.messages] == ["user", "principle", "response_1", "response_2"]
+    assert [each.metadata["preferred"] for each in (first, second)] == [1, 2]
+
+
+def test_a_judge_that_does_not_compare_is_refused_and_writes_nothing(tmp_path):
+    path, rows = write(tmp_path / "p.jsonl", [PAIR]), tmp_path / "questions.jsonl"
+    result = judge(path, "--style", "rewardanything", "-o", rows, code=1)
+    assert "has no mode 'pairwise'" in " ".join(result.stderr.split())
+    assert not rows.exists()
+    judge(path, "-o", path, code=1)

@@ -15,7 +15,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.policy.advantages import zero_variance_groups
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollout_schedule import RolloutSchedule
-from gym_rm.policy.rollouts import RolloutTable, rollout_metrics
+from gym_rm.policy.rollouts import Rollout, RolloutTable, position_consistent, rollout_metrics
 from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.runs import read_run
 from gym_rm.scorers.load import load_scorer
@@ -208,6 +208,21 @@ def test_verdicts_are_those_of_the_rows_and_components_only_those_that_a_row_has
     for rollout in rollouts:
         assert rollout.verdicts == {"math/verdict": f"verdict on {rollout.conversation[-1]['content']}"}
     assert all(rollout.components == {"math": 1.0} for rollout in rollouts)
+
+
+def judged(**verdicts):
+    """Return a rollout for each verdict, by the place of the better reply in the first, second, ... pair."""
+    return [
+        Rollout(0, 0, f"{name[-1]}/{name[:-1]}", None, [], (), {}, verdicts={"verdict": verdict})
+        for name, verdict in verdicts.items()
+    ]
+
+
+def test_pairs_whose_verdict_is_the_same_in_both_orders_are_counted():
+    rollouts = judged(first0="right", second0="right", first1="wrong", second1="right", second2="wrong", first2="wrong")
+    assert position_consistent(rollouts) == pytest.approx(2 / 3)
+    assert position_consistent(judged(first0="right", second0="unreadable", first1="tie")) is None
+    assert position_consistent([replace(each, verdicts={}) for each in rollouts]) is None
 
 
 def first_varies(conversations):

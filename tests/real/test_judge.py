@@ -1,11 +1,20 @@
-"""SmolLM2 as a judge by the probabilities of its verdicts."""
+"""SmolLM2 as a judge by the probabilities of its verdicts, and as one that learns to write them."""
+
+import random
 
 import numpy as np
 import torch
 from conftest import assistant, user
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gym_rm
+from agents import grpo, judgements
+from gym_rm.config import load_config
+from gym_rm.data.comparisons import load_comparisons
+from gym_rm.policy.grpo_settings import GRPOSettings
+from gym_rm.reports.runs import read_run
+from gym_rm.scorers.judge.training_rows import judgement_rows
 
 CAPITAL = "What is the capital of France?"
 GIVEN = [[user(CAPITAL), assistant(reply)] for reply in ("It is Paris.", "I like bananas.", "Rome, I think.")]
@@ -34,3 +43,39 @@ def test_every_question_has_a_verdict_with_the_probabilities_of_the_plain_forwar
     np.testing.assert_allclose(scores.rewards, expected, rtol=0, atol=1e-4)
     assert scores.infos["verdict_mass"].min() > 0.5
     assert scores.infos["judge_unread"].sum() == 0
+
+
+STYLE = r"""
+about: a short question, with an example
+source: this test
+modes:
+  pairwise:
+    messages:
+      - {role: user, content: "What is rain? Is it A: It is wet. or B: asdf. Answer [[A]] or [[B]]."}
+      - {role: assistant, content: "[[A]]"}
+      - {role: user, content: "{{ question }} Is it A: {{ reply_a }} or B: {{ reply_b }} Answer [[A]] or [[B]]."}
+    verdict: {form: last, pattern: '\[\[([AB])\]\]', values: {A: 1, B: 0}}
+"""
+
+
+def test_it_learns_to_write_verdicts_that_can_be_read(smollm2, tmp_path):
+    style, questions = tmp_path / "style.yaml", tmp_path / "questions.jsonl"
+    style.write_text(STYLE)
+    rng = random.Random(1)
+    pairs = load_comparisons([judgements.pair(rng, held_out=False) for _ in range(32)])
+    judgements.write(questions, judgement_rows(pairs, style=str(style)))
+    options = [
+        f"policy.model={smollm2}",
+        "policy.lora={rank: 16}",
+        f"env.prompts={questions}",
+        f"env.reward_model={{kind: verdict, style: {style}, unreadable: -1}}",
+        "env.num_prompts=4",
+        "sampling.max_new_tokens=8",
+        "optimizer.learning_rate=1e-3",
+        "steps=4",
+    ]
+    settings = load_config(GRPOSettings, None, [*options, "eval.num_prompts=0", f"output={tmp_path / 'run'}"])
+    grpo.train(grpo.fill_defaults(settings), Console(quiet=True))
+    unreadable = [row.get("verdict/unreadable") or 0.0 for row in read_run(tmp_path / "run").training]
+    assert unreadable[0] > 0.5
+    assert unreadable[-1] < 0.2

@@ -138,7 +138,7 @@ def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float
 
 
 def _json_pair(text: str, scale: Scale) -> tuple[float, ...]:
-    values = _last_object(text, ("score_1", "score_2", "ranking"))
+    values = last_object(text, ("score_1", "score_2", "ranking"))
     ranking = number_on(RANKS, values["ranking"]) if "ranking" in values else None
     if "score_1" not in values and "score_2" not in values:
         middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
@@ -146,7 +146,7 @@ def _json_pair(text: str, scale: Scale) -> tuple[float, ...]:
     return tiebroken(number_on(scale, values.get("score_1")), number_on(scale, values.get("score_2")), ranking)
 
 
-def _last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
+def last_object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
     """Return the JSON object that an answer ends with. Raises NoVerdict if there is none with one of the keys."""
 
     def read(match: Any) -> tuple[Mapping[str, Any], int]:
@@ -199,7 +199,7 @@ def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale, mark: st
         opener = rf"{line_of(form.line, mark)}[\s`]*+(?:json\s*+)?(?=\{{)"
         told: Any = read_last(text, opener, lambda match: object_at(match.string, match.end()), mark=mark)
     else:
-        told = _last_object(text, ("scores",))["scores"]
+        told = last_object(text, ("scores",))["scores"]
     pairs = []
     if form.listed and isinstance(told, list):
         entries = [each for each in told if isinstance(each, dict)]

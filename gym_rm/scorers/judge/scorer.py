@@ -10,7 +10,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import LAST_TOKENS, LocalChatOptions, chat_options, open_chat_model_of
 from gym_rm.scorer import NeverCopied, max_concurrent_calls
 from gym_rm.scorers.judge.asking import ask
-from gym_rm.scorers.judge.modes import MODES
+from gym_rm.scorers.judge.modes import MODES, JudgeMode
 from gym_rm.scorers.judge.options import JudgeOptions, Mode
 from gym_rm.scorers.judge.plan import JudgeRow
 from gym_rm.scorers.judge.questions import Questions
@@ -82,19 +82,12 @@ class JudgeScorer(NeverCopied):
 
     def _prepare(self, model: Any, options: JudgeOptions) -> Mapping[str, Any]:
         """Choose questions and mode, and return the style's defaults of the chat model's options."""
-        style = load_style(options.style)
-        if not style.modes:
-            raise ConfigError(
-                f"style={options.style!r} is no chat model; load it with gym_rm.load_scorer(path, style=...)."
-            )
+        self.mode = judge_mode(options)
+        self.questions, style = self.mode.questions, self.mode.questions.style
         if "response_format" in style.chat.get("extra", {}) and chat_options(model) is LocalChatOptions:
             raise ConfigError(
                 f"style={options.style!r} needs a server, which makes the model write JSON; pass its URL."
             )
-        name = _mode_of(options, style)
-        _require_effect(options, name, style)
-        self.questions = Questions(style, name, options)
-        self.mode = MODES[name](self.questions, options)
         return {**style.chat_defaults, **({"max_new_tokens": LAST_TOKENS} if self.questions.decides else {})}
 
     def __repr__(self) -> str:
@@ -157,6 +150,16 @@ class JudgeScorer(NeverCopied):
     def _call(self, name: str) -> None:
         if callable(method := getattr(self.model, name, None)):
             method()
+
+
+def judge_mode(options: JudgeOptions) -> JudgeMode:
+    """Return what a judge asks. Raises ConfigError if its style is no chat model's, or an option has no effect."""
+    style = load_style(options.style)
+    if not style.modes:
+        raise ConfigError(f"style={options.style!r} is no chat model; load it with load_scorer(path, style=...).")
+    name = _mode_of(options, style)
+    _require_effect(options, name, style)
+    return MODES[name](Questions(style, name, options), options)
 
 
 def _mode_of(options: JudgeOptions, style: Style) -> Mode:

@@ -155,7 +155,7 @@ def object_at(text: str, start: int) -> tuple[Mapping[str, Any], int]:
     try:
         found, end = json.JSONDecoder(object_pairs_hook=_without_duplicates).raw_decode(text, start)
     except (ValueError, RecursionError) as error:
-        raise NoVerdict(f"{text[start:][:40]!r} is no JSON object") from error
+        raise NoVerdict(f"{text[start : start + 40]!r} is no JSON object") from error
     return found, end
 
 
