@@ -2,14 +2,19 @@
 
     python benchmarks/runs.py --folder outputs --make           # an hour and a half on one core; what exists is kept
     python benchmarks/runs.py --folder outputs --save runs      # the numbers; scripts/make_curve_pictures.py draws them
+    python benchmarks/runs.py --judge --make --save judgements  # only the judge that is trained
 
 `right` is the share of right answers to held-out prompts, checked without a model, and `proper` that of replies that
-are one of the four sentences of the task. Curves are those of held-out prompts, by step.
+are one of the four sentences of the task. Curves are those of held-out prompts, by step. Of the judge that is trained:
+`readable` are the verdicts that can be read, `right` those that are right in all and in the readable ones, and
+`consistent` the pairs whose verdict is the same in both orders; `before` and `after` are what `gym-rm evaluate` says of
+the judge at temperature 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import statistics
@@ -67,12 +72,20 @@ def commands() -> dict[str, str]:
     return found | {f"steps-alone-{name}": f"{steps} advantage.steps={name} {ALONE}" for name in ("min", "sum", "last")}
 
 
-def make(folder: Path) -> None:
+def judge_commands() -> dict[str, str]:
+    """Return the commands of the judge that is trained, as `commands`."""
+    grpo = "agents/grpo.py --config configs/grpo/judge.yaml"
+    return {"judgements": "agents/judgements.py outputs/judgements"} | {
+        f"trained-judge-{seed}": f"{grpo} seed={seed}" for seed in SEEDS
+    }
+
+
+def make(folder: Path, commands: Mapping[str, str]) -> None:
     """Run the commands whose folders do not exist, one after the other, with one thread."""
     if folder.resolve() != Path("outputs").resolve():
         sys.exit("the settings of some runs name models in outputs, so --make needs --folder outputs")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for name, command in commands().items():
+    for name, command in commands.items():
         trains_policy = command.startswith("agents/grpo.py")  # a run that was stopped goes on
         if (folder / name / ("final" if trains_policy else "")).exists():
             continue
@@ -123,6 +136,38 @@ def of_run(folder: Path) -> dict[str, Any]:
     return found
 
 
+def of_judge(folder: Path) -> dict[str, Any]:
+    """Return the numbers of the runs of the judge that is trained."""
+    found: dict[str, Any] = {"before": evaluated(folder / "judgements" / "judge", folder), "after": {}, "seeds": {}}
+    for seed in SEEDS:
+        run = folder / f"trained-judge-{seed}"
+        curves: dict[str, dict[str, float]] = {"readable": {}, "right": {}, "right of readable": {}, "consistent": {}}
+        for row in read_run(run).held_out:
+            readable, right = 1 - (row.get("verdict/unreadable") or 0.0), row.get("verdict/right") or 0.0
+            values = (readable, right, right / readable, row["position_consistent"])
+            for curve, value in zip(curves.values(), values, strict=True):
+                curve[str(row["step"])] = value
+        found["seeds"][f"{seed}"] = curves
+        found["after"][f"{seed}"] = evaluated(run / "final", folder)
+    return found
+
+
+def evaluated(judge: Path, folder: Path) -> dict[str, float]:
+    """Return what `gym-rm evaluate` says of a judge about the held-out pairs."""
+    options = {"kind": "judge", "style": "genrm", "temperature": 0, "max_new_tokens": 32}
+    words = ["evaluate", f"{folder}/judgements/held_out_pairs.jsonl", "--json", "--reward-model"]
+    command = [sys.executable, "-m", "gym_rm", *words, json.dumps({**options, "model": str(judge)})]
+    (found,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["sets"]
+    report = found["preferences"]["judge"]
+    return {
+        "right": found["preferences"]["accuracy"]["value"],
+        "refused": report["refused"]["value"],
+        "prefers first": report["prefers_first"]["value"],
+        "consistent": report["position_consistent"]["value"],
+        "pairs": found["preferences"]["metrics"]["num_pairs"],
+    }
+
+
 # --- all runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -155,12 +200,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("outputs"), help="folder of the runs; default: %(default)s")
     parser.add_argument("--make", action="store_true", help="make the runs that do not exist")
+    parser.add_argument("--judge", action="store_true", help="only the runs of the judge that is trained")
     results.add_argument(parser)
     args = parser.parse_args()
     if args.make:
-        make(args.folder)
+        make(args.folder, judge_commands() if args.judge else commands())
     if args.save:
-        results.save(args.save, collect(args.folder))
+        results.save(args.save, of_judge(args.folder) if args.judge else collect(args.folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draw the curves of the pages: docs/images/{demo,verified-runs,tool-runs,judged-runs}.svg. No curve is smoothed.
+"""Draw the curves of the pages: docs/images/{demo,verified-runs,tool-runs,judged-runs,trained-judge}.svg, not smoothed.
 
 python scripts/make_curve_pictures.py --demo outputs/demo   # the folder of a run of `gym-rm demo`
-python scripts/make_curve_pictures.py                       # the others, from benchmarks/results/runs.json
+python scripts/make_curve_pictures.py                       # the others, from runs.json and judgements.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_rm.reports.runs import Run, read_run  # noqa: E402
 from gym_rm.reports.svg import round_values  # noqa: E402
 from scripts.drawing import MARGIN, WIDTH, line, picture, text  # noqa: E402
 
-IMAGES, RUNS = ROOT / "docs" / "images", ROOT / "benchmarks" / "results" / "runs.json"
+IMAGES, RESULTS = ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
 LEFT, RIGHT, TOP, TALL, GAP = 46, 58, 92, 230, 24  # of a panel: room for the labels, top and height of the axes
 STYLE = """
 .line { fill: none; stroke-width: 3.5; stroke-linejoin: round; stroke-linecap: round; }
@@ -169,12 +169,34 @@ def judged(values: Mapping[str, Any]) -> str:
         curves = []
         for rewards, kind in {"judge": "strong", "reward model": "second"}.items():
             runs = [right(run) for name, run in values[rewards].items() if name.startswith(f"{estimator},")]
-            seeds = [(column[0][0], [value for _, value in column]) for column in zip(*runs, strict=True)]
-            mean, low, high = ([(step, of(each)) for step, each in seeds] for of in (statistics.mean, min, max))
-            curves.append(Curve(mean, kind, rewards, (low, high), ends=False))
+            curves.append(of_seeds(runs, kind, rewards))
+            mean = curves[-1].points
             words.append(f"{rewards}, {estimator}: from {mean[0][1]:.1%} to {mean[-1][1]:.1%}")
         parts.append((f"{estimator}, %", f"mean and range of {len(runs)} seeds", curves))
     return panels("Right answers with a judge and with a reward model", "; ".join(words) + ".", parts)
+
+
+def of_seeds(runs: Sequence[Points], kind: str = "strong", label: str = "", *, ends: bool = False) -> Curve:
+    """Return the mean of several runs with their range."""
+    seeds = [(column[0][0], [value for _, value in column]) for column in zip(*runs, strict=True)]
+    mean, low, high = ([(step, of(each)) for step, each in seeds] for of in (statistics.mean, min, max))
+    return Curve(mean, kind, label, (low, high), ends)
+
+
+def trained_judge(seeds: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a judge learns: verdicts that can be read, that are right, and that do not change with the order."""
+    names = {
+        "readable": ("Readable, %", "of all verdicts"),
+        "right": ("Right, %", "of all verdicts"),
+        "consistent": ("Same, both orders, %", "of the pairs"),
+    }
+    found = {name: [[(int(step), value) for step, value in seed[name].items()] for seed in seeds] for name in names}
+    parts = [(*names[name], [of_seeds(runs, ends=True)]) for name, runs in found.items()]
+    words = "; ".join(
+        f"{heading} {below}: from {curve.points[0][1]:.0%} to {curve.points[-1][1]:.0%}"
+        for heading, below, (curve,) in parts
+    )
+    return panels(f"A judge that is trained, mean and range of {len(seeds)} seeds", f"{words}.", parts)
 
 
 def main() -> None:
@@ -184,13 +206,17 @@ def main() -> None:
     if args.demo:
         pictures = {"demo": demo(read_run(args.demo))}
     else:
-        values = json.loads(RUNS.read_text(encoding="utf-8"))["values"]
+        values, judge = (
+            json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["values"]
+            for name in ("runs", "judgements")
+        )
         topics = {
             "verified": ("verified-runs", verified),
             "tool": ("tool-runs", tools),
             "judge": ("judged-runs", judged),
         }
         pictures = {name: draw(values) for topic, (name, draw) in topics.items() if values.get(topic)}
+        pictures["trained-judge"] = trained_judge([*judge["seeds"].values()])
     for name, drawn in pictures.items():
         (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
