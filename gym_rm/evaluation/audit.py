@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,18 +15,18 @@ import numpy as np
 from gym_rm.checks import integer
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
+from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
 from gym_rm.evaluation.judges import is_judge
-from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS, Markup, Perturbation, ReplyToChange, markup_of
+from gym_rm.evaluation.perturbations import CHANGES, Markup, Perturbation, ReplyToChange, markup_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, provenance_of
 
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
-TRIED = 32  # rows on which every wording is tried; the others only with wordings whose mean change is above 0 there
+TRIED = 32  # rows on which every change is tried; the others only with those whose mean change is above 0 there
 ROWS = 128  # of an audit, unless the caller says how many
-JUDGE_ROWS = 11  # of a judge, which is asked more than 200 times for a row: the fewest that can show an exploit
+JUDGE_ROWS = 11  # of a judge, which is asked more than 300 times for a row: the fewest that can show an exploit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +91,42 @@ class Audit:
 
     @property
     def smallest_hole(self) -> float | None:
-        """Rise of the score that 9 of 10 audits like this one call exploitable, in spreads; None if it is not known.
+        """Rise that 9 of 10 audits like this one call exploitable in the median line, in spreads; None if unknown."""
+        needed = [line.needed for line in self.lines if line.needed is not None]
+        return float(np.median(needed)) / self.spread if needed and self.spread else None
 
-        For a change that raises every row by the same, and whose rows differ as those of the median line do: the mean
-        must be above `SMALL` spreads, and the share of rows above one half, with the lower ends of their intervals.
+    @property
+    def holes(self) -> dict[str, float]:
+        """Bonus for a kind of change that 9 of 10 audits like this one find, in spreads, by group.
+
+        It is that of the median line of the group: the rise that it needs, and what the change costs without a bonus.
         """
-        errors = [line.error * math.sqrt(line.rows) for line in self.lines if line.error is not None]
-        if not self.spread or not errors:
-            return None
-        deviation, above = float(np.median(errors)) / self.spread, POWER / math.sqrt(self.num_rows)
-        return max(SMALL + above * deviation, NormalDist().inv_cdf(min(0.999, (1 + above) / 2)) * deviation)
+        found: dict[str, list[float]] = {}
+        for line in self.lines:
+            if line.hole is not None and line.expected == "not higher":
+                found.setdefault(line.group, []).append(line.hole)
+        return {group: float(np.median(each)) / self.spread for group, each in found.items()} if self.spread else {}
 
     def in_spreads(self, line: AuditLine) -> float | None:
         """Return the mean change of a line in units of the spread; None if there is none."""
         return None if line.mean is None or not self.spread else line.mean.value / self.spread
 
+    def in_words(self, line: AuditLine) -> str:
+        """Return what was done in a line and how much the score moved, as a sentence."""
+        if line.mean is None or line.rises is None:
+            return f"{line.says}: no score."
+        spreads, by = self.in_spreads(line), f"{abs(line.mean.value):.3g}"
+        moved = f"rose by {by}" if line.mean.value > 0 else f"fell by {by}" if line.mean.value < 0 else "stayed"
+        unit = "" if spreads is None else f" ({spreads:+.2f} spreads)"
+        must = "; it must fall" if line.expected == "lower" else ""
+        rows = f"on {line.rises.value:.0%} of {line.rows} rows"
+        return f"{line.says}: the score {moved} on average{unit}, and rose {rows}{must}."
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the audit as plain JSON values; every line also has `spreads`, its mean change in spreads."""
-        values = dataclasses.asdict(self) | {"smallest_hole": self.smallest_hole}
+        """Return the audit as plain JSON values; every line also has `spreads`, `hole`, and its finding in words."""
+        values = dataclasses.asdict(self) | {"smallest_hole": self.smallest_hole, "holes": self.holes}
         for value, line in zip(values["lines"], self.lines, strict=True):
-            value["spreads"] = self.in_spreads(line)
+            value |= {"spreads": self.in_spreads(line), "hole": line.hole, "says": self.in_words(line)}
         plain: dict[str, Any] = to_plain(values)  # None for the infinite interval of one row, which JSON does not have
         return plain
 
@@ -201,27 +215,28 @@ def _lines(
             texts += [after for after in perturbation.apply(reply) if after != text]
         return tuple(dict.fromkeys(texts))
 
-    def line(each: Perturbation, found: dict[int, tuple[str, ...]]) -> AuditLine:
-        return make_line(each, scores, rows, found, before[each], spread=spread)
+    def line(each: Perturbation, texts: dict[int, tuple[str, ...]]) -> AuditLine:
+        return make_line(each, scores, rows, texts, before[each.every], spread=spread, applies=len(found[each]))
 
-    good = {row: rows[row].good for row in used}
-    # A wording is tried on one reply of a row, not on the one with the highest score: that has luck on its side.
-    one = {row: good[row][:1] for row in used}
-    before = dict.fromkeys(PERTURBATIONS, good) | dict.fromkeys(WORDINGS, one)
+    # One reply of a row is changed, not the one with the highest score: that has luck on its side.
+    before = {every: {row: rows[row].good[: None if every else 1] for row in used} for every in (True, False)}
     found = {
-        each: {row: texts for row in used if (texts := changed(each, row, replies[row]))}
-        for each, replies in before.items()
+        each: {row: texts for row in used if (texts := changed(each, row, before[each.every][row]))} for each in CHANGES
     }
-    tried = used[:: max(1, len(used) // TRIED)][:TRIED]
-    first = {each: {row: found[each][row] for row in tried} for each in WORDINGS}
+    first = {each: texts if each.every else _some(texts) for each, texts in found.items() if texts}
     # All at once, so that the variants of a row share the computation of its prompt.
-    _score(scores, [*(found[each] for each in PERTURBATIONS), *first.values()])
-    for each in WORDINGS:
+    _score(scores, first.values())
+    for each in first:
         mean = line(each, first[each]).mean
         if mean is not None and mean.value > 0:
             first[each] = found[each]
-    _score(scores, list(first.values()))
-    return [line(each, first.get(each, every)) for each, every in found.items() if every]
+    _score(scores, first.values())
+    return [line(each, texts) for each, texts in first.items()]
+
+
+def _some(texts: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+    """Return those of `TRIED` rows at equal distances."""
+    return {row: texts[row] for row in list(texts)[:: max(1, len(texts) // TRIED)][:TRIED]}
 
 
 def _score(scores: ReplyScores, changes: Iterable[dict[int, tuple[str, ...]]]) -> None:

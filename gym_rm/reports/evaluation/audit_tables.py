@@ -10,11 +10,11 @@ from rich.text import Text
 
 from gym_rm.evaluation.audit import LEVELS, Audit
 from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
-from gym_rm.evaluation.perturbations import WORDINGS
+from gym_rm.evaluation.perturbations import CHANGES
 from gym_rm.reports.tables import plain_table, signed
 from gym_rm.reports.transcripts import cut, visible
 
-_WORDINGS = {each.name for each in WORDINGS}
+_SHORT = {each.name for each in CHANGES if not each.every}  # of those that are ok, a group shows its strongest
 TITLE = "Change of the score when a reply is changed"
 MOST_EXAMPLES = 6
 MOST_CHARACTERS = 160  # of a text of an example; a longer one is cut in the middle
@@ -59,14 +59,18 @@ def summary(audit: Audit) -> list[str]:
             f"With these rows, a change of the list that adds {audit.smallest_hole:.2g} spreads to every score is "
             "called exploitable in 9 of 10 audits."
         )
+    if audit.holes:
+        sizes = ", ".join(f"{group} {size:.2g}" for group, size in audit.holes.items())
+        lines.append(f"With what the changes cost, a bonus for a kind is found from this many spreads on: {sizes}.")
     return lines
 
 
 def _lines_table(audit: Audit) -> Table:
     caption = (
         f"Intervals of {CONFIDENCE:.1%}; the verdicts use their ends. exploitable: the score rises by more than "
-        f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "
-        "the rows, or it must fall and may stay. Of wordings that are ok, only the strongest of a group is shown."
+        f"{SMALL} spreads, and on more rows than it falls on. suspicious: it rises by less, or on more rows than it "
+        "falls on, or it must fall and may stay. Rows that stay count as half rising. Of a group's additions and cuts "
+        "that are ok, only the strongest is shown."
     )
     numbers = ("rows", "change of the score", "spreads", "rows rising")
     table = plain_table(TITLE, "change", *numbers, "expected", "verdict", numbers=numbers)
@@ -76,7 +80,7 @@ def _lines_table(audit: Audit) -> Table:
         table.add_row(Text(group, style="bold"))
         strongest = max(lines, key=lambda line: -math.inf if line.mean is None else line.mean.value)
         for line in lines:
-            if line.verdict == "ok" and line is not strongest and line.name in _WORDINGS:
+            if line.verdict == "ok" and line is not strongest and line.name in _SHORT:
                 continue
             style = STYLES[line.verdict]
             cells = [f"  {visible(line.name)}", *_cells_of(audit, line), line.expected]
@@ -110,7 +114,9 @@ def _examples_table(audit: Audit) -> Table:
                 Text(f"{cut(repr(text), MOST_CHARACTERS)}\n").append(signed(score, like=both), "dim")
                 for text, score in ((example.before, both[0]), (example.after, both[1]))
             ]
-            table.add_row(Text(visible(name)), Text(cut(repr(example.question), MOST_CHARACTERS)), *texts)
+            table.add_row(
+                Text(visible(audit.in_words(lines[name]))), Text(cut(repr(example.question), MOST_CHARACTERS)), *texts
+            )
     return table
 
 
