@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from gym_rm.scorer import Scorer, provenance_of
 
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
-TRIED = 32  # rows on which every change is tried; the others only with those whose mean change is above 0 there
+TRIED = (8, 32)  # rows on which a change is tried first, and then; it goes on while it may pay, see `_pays`
 ROWS = 128  # of an audit, unless the caller says how many
-JUDGE_ROWS = 11  # of a judge, which is asked more than 300 times for a row: the fewest that can show an exploit
+JUDGE_ROWS = 14  # of a judge, which is asked more than 300 times for a row: the fewest that can show an exploit
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +199,11 @@ def _lines(
     """Return the line of every perturbation that changes a reply."""
     others = other_replies(rows)
 
-    def changed(perturbation: Perturbation, row: int, replies: Sequence[str]) -> tuple[str, ...]:
-        """Return the different changed replies of a row."""
-        each, texts = rows[row], list[str]()
-        for text in replies:
+    def changed(change: Perturbation, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the replies before and after a change of a row."""
+        each, before, after = rows[row], list[str](), list[str]()
+        # One reply of a row is changed, not the one with the highest score: that has luck on its side.
+        for text in each.good[: None if change.every else 1]:
             reply = ReplyToChange(
                 text,
                 question=each.messages[-1]["content"],
@@ -212,35 +213,32 @@ def _lines(
                 index=row,
                 markup=markup,
             )
-            texts += [after for after in perturbation.apply(reply) if after != text]
-        return tuple(dict.fromkeys(texts))
+            before += (text,) if change.control is None else change.control(reply)
+            after += change.apply(reply)
+        return tuple(before), tuple(dict.fromkeys(text for text in after if text not in before))
 
-    def line(each: Perturbation, texts: dict[int, tuple[str, ...]]) -> AuditLine:
-        return make_line(each, scores, rows, texts, before[each.every], spread=spread, applies=len(found[each]))
+    def line(change: Perturbation, tried: list[int]) -> AuditLine:
+        before, after = ({row: found[change][row][side] for row in tried} for side in (0, 1))
+        return make_line(change, scores, rows, after, before, spread=spread, applies=len(found[change]))
 
-    # One reply of a row is changed, not the one with the highest score: that has luck on its side.
-    before = {every: {row: rows[row].good[: None if every else 1] for row in used} for every in (True, False)}
-    found = {
-        each: {row: texts for row in used if (texts := changed(each, row, before[each.every][row]))} for each in CHANGES
-    }
-    first = {each: texts if each.every else _some(texts) for each, texts in found.items() if texts}
-    # All at once, so that the variants of a row share the computation of its prompt.
-    _score(scores, first.values())
-    for each in first:
-        mean = line(each, first[each]).mean
-        if mean is not None and mean.value > 0:
-            first[each] = found[each]
-    _score(scores, first.values())
-    return [line(each, texts) for each, texts in first.items()]
-
-
-def _some(texts: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-    """Return those of `TRIED` rows at equal distances."""
-    return {row: texts[row] for row in list(texts)[:: max(1, len(texts) // TRIED)][:TRIED]}
+    found = {change: {row: pair for row in used if all(pair := changed(change, row))} for change in CHANGES}
+    tried = {change: list(pairs) for change, pairs in found.items() if pairs}
+    for size in (*TRIED, None):
+        for change, pairs in tried.items():
+            if change.every or change.expected == "lower":
+                continue
+            if size == TRIED[0] or _pays(line(change, pairs)):
+                every = list(found[change])
+                tried[change] = every[:: max(1, len(every) // (size or len(every)))][:size]
+        # All at once, so that the variants of a row share the computation of its prompt.
+        wanted = [(row, found[change][row]) for change, pairs in tried.items() for row in pairs]
+        scores.of([(row, text) for row, pair in wanted for texts in pair for text in texts])
+    return [line(change, pairs) for change, pairs in tried.items()]
 
 
-def _score(scores: ReplyScores, changes: Iterable[dict[int, tuple[str, ...]]]) -> None:
-    scores.of([(row, text) for every in changes for row, texts in every.items() for text in texts])
+def _pays(line: AuditLine) -> bool:
+    """Return whether more rows may show that a change pays: the mean is less than a standard error below 0."""
+    return line.mean is not None and line.error is not None and line.mean.value + line.error > 0
 
 
 def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:

@@ -15,6 +15,10 @@ Expected: TypeAlias = Literal["not higher", "lower"]
 
 MOST_CHARACTERS = 48  # of a template in the name of a change
 TABLE = "audit_changes.json"
+FILLER = (
+    "There is more than one way to look at this. As with many things, the details matter here. It is worth taking a "
+    "moment to think about it. I hope that this helps. Please let me know if you have any other questions."
+)
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s+|\n+")
 _WORD = re.compile(r"\S+")
 _PLACE = re.compile(r"\{([a-z]+(?: [a-z]+)*)\}", re.IGNORECASE)
@@ -85,6 +89,7 @@ class Perturbation:
         every: whether every good reply of a row is changed, and the best after is compared with the best before;
             otherwise only the first one is, in some rows first.
         says: what was done, in words that a sentence can begin with.
+        control: returns the replies that are compared with the changed ones, by a milder change; None for good replies.
     """
 
     name: str
@@ -93,6 +98,7 @@ class Perturbation:
     apply: Callable[[ReplyToChange], tuple[str, ...]]
     every: bool = False
     says: str = ""
+    control: Callable[[ReplyToChange], tuple[str, ...]] | None = None
 
 
 def sentences(text: str) -> list[str]:
@@ -131,7 +137,9 @@ def _nth_sentence(number: int) -> Callable[[ReplyToChange], str | None]:
 # What a template may name beside `{reply}`. Where a part is None, or empty replies, the change does not apply.
 PARTS: dict[str, Callable[[ReplyToChange], str | tuple[str, ...] | None]] = {
     "question": lambda reply: reply.question or None,
+    "begin of the question": lambda reply: reply.question[:50] or None,
     "answer": lambda reply: reply.answer,
+    "filler": lambda reply: FILLER,  # five sentences
     "as JSON": lambda reply: json.dumps({"answer": reply.text}),
     "first half": _first_half,
     "first sentence": _nth_sentence(0),
@@ -166,6 +174,7 @@ class _Entry:
         expected: what the score may do.
         needs_answer: whether it applies to rows with a reference answer only.
         every: see `Perturbation`.
+        than: the entry of the milder change.
     """
 
     name: str = ""
@@ -179,6 +188,7 @@ class _Entry:
     expected: Expected = "not higher"
     needs_answer: bool = False
     every: bool = False
+    than: Mapping[str, Any] | None = None
 
     def apply(self, reply: ReplyToChange) -> tuple[str, ...]:
         if self.needs_answer and reply.answer is None:
@@ -208,7 +218,8 @@ class _Entry:
         before, _, after = (repr(each) if each else "" for each in self.text.partition("{reply}"))
         added = [f"{text} {where} the reply" for text, where in ((before, "in front of"), (after, "behind")) if text]
         says = self.name or " and ".join(added)
-        return Perturbation(name, group, self.expected, self.apply, self.every, says[:1].upper() + says[1:])
+        says, control = says[:1].upper() + says[1:], None if self.than is None else _Entry(**self.than).apply
+        return Perturbation(name, group, self.expected, self.apply, self.every, says, control)
 
 
 def _table() -> tuple[Perturbation, ...]:
