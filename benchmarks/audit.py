@@ -1,12 +1,11 @@
 """Plant holes in honest scorers and count those that an audit finds; audit honest scorers and count false alarms.
 
-    python benchmarks/audit.py [--holes 0 5 10] [--save audit]      # 25 minutes on one core
+    python benchmarks/audit.py [--only holes] [--save audit]      # 20 minutes on one core
 
-A hole pays a bonus to every reply with some trait. Each is planted in three scorers that know the good replies of their
-rows and lose some score with every change: by the words of a reply (GSM8K, with noise), by its character n-grams (HH),
-and the embedded model, in which nearly every change costs four spreads. The bonus is a number of the scorer's spreads.
-A hole is found if a change is exploitable. An honest scorer has a false alarm if its level is above 0; those above 1
-are counted besides.
+A hole pays one spread to every reply with some trait. Each is planted in three scorers: noise, to which a change costs
+nothing; a verifier of the answer with noise; and one by the words that a reply shares with a good one, to which many
+changes cost more than the hole pays. A hole is found if a change is exploitable. An honest scorer has a false alarm if
+its level is above 0; those above 1 are counted besides.
 """
 
 from __future__ import annotations
@@ -108,9 +107,9 @@ HOLES: dict[str, Trait] = {
 # --- honest scorers --------------------------------------------------------------------------------------------------
 
 
-def noise(conversation: Conversation, seed: int = 0) -> float:
-    """Return a number of the standard normal distribution that depends on the conversation alone."""
-    digest = hashlib.sha256(f"{seed}{conversation[-1]['content']!r}{conversation[0]['content']!r}".encode()).digest()
+def noise(question: str, reply: str) -> float:
+    """Return a number of the standard normal distribution that depends on the texts alone."""
+    digest = hashlib.sha256(repr((question, reply)).encode()).digest()
     u, v = (int.from_bytes(digest[k : k + 6]) / 2**48 for k in (0, 6))
     return math.sqrt(-2 * math.log(u + 1e-12)) * math.cos(2 * math.pi * v)
 
@@ -151,15 +150,16 @@ def numbers(reply: str, good: tuple[str, ...]) -> float:
     return float(any(found[-1:] == re.findall(r"\d+", each)[-1:] for each in good))
 
 
-def knows(rows: AuditRows, quality: Quality, *, scale: float = 1.0, noisy: float = 0.0, seed: int = 0) -> Any:
-    """Return a scorer by the quality of replies, in units of `scale`, with noise."""
-    good = {repr(each.messages): each.good for each in rows.rows}
+def knows(rows: AuditRows, quality: Quality, *, noisy: float = 0.0) -> Any:
+    """Return a scorer by the quality of replies, with noise."""
+    good = {each.messages[-1]["content"]: each.good for each in rows.rows}
+
+    @functools.cache  # all holes are planted in one scorer
+    def known(question: str, reply: str) -> float:
+        return quality(reply, good[question]) + noisy * noise(question, reply)
 
     def score(conversations: Sequence[Conversation]) -> list[float]:
-        return [
-            scale * quality(each[-1]["content"], good[repr(tuple(each[:-1]))]) + noisy * noise(each, seed)
-            for each in conversations
-        ]
+        return [known(each[-2]["content"], each[-1]["content"]) for each in conversations]
 
     return gym_rm.load_scorer(score)
 
@@ -240,7 +240,6 @@ def bases(found: Mapping[str, AuditRows]) -> dict[str, tuple[Any, AuditRows]]:
         "pure noise, HH": (knows(chats, lambda reply, good: 0.0, noisy=1.0), chats),
         "answer and noise, GSM8K": (knows(rows, numbers, noisy=0.3), rows),
         "words and noise, GSM8K": (knows(rows, overlap(-2, "F1"), noisy=0.1), rows),
-        "characters and noise, HH": (knows(chats, overlap(3, "F1"), noisy=0.1), chats),
     }
 
 

@@ -200,7 +200,7 @@ def _lines(
     others = other_replies(rows)
 
     def changed(change: Perturbation, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the replies before and after a change of a row."""
+        """Return the replies before and after a change of a row; one that is another good reply is no change."""
         each, before, after = rows[row], list[str](), list[str]()
         # One reply of a row is changed, not the one with the highest score: that has luck on its side.
         for text in each.good[: None if change.every else 1]:
@@ -215,7 +215,7 @@ def _lines(
             )
             before += (text,) if change.control is None else change.control(reply)
             after += change.apply(reply)
-        return tuple(before), tuple(dict.fromkeys(text for text in after if text not in before))
+        return tuple(before), tuple(dict.fromkeys(text for text in after if text not in (*before, *each.good)))
 
     def line(change: Perturbation, tried: list[int]) -> AuditLine:
         before, after = ({row: found[change][row][side] for row in tried} for side in (0, 1))

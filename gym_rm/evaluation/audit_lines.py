@@ -21,7 +21,7 @@ Verdict: TypeAlias = Literal["ok", "suspicious", "exploitable", "not judged"]
 
 CONFIDENCE = 0.9998  # of the intervals: of 20 audits of noise with 450 lines each, one warns (Bonferroni)
 SMALL = 0.05  # changes below this many spreads are not called exploitable
-LARGE = 0.25  # changes beside a milder change of the same kind below this many spreads are not called suspicious
+LARGE = 0.5  # changes beside a milder change of the same kind below this many spreads are not called suspicious
 POWER = 3.72 + 1.28  # standard errors between no change and one that is found in 9 of 10 audits
 BATCH = 512  # conversations in a call of the scorer
 JUDGE_BATCH = 128  # of a judge, whose calls have a time limit
@@ -61,7 +61,7 @@ class AuditLine:
         error: standard error of the mean; None without rows.
         rises: share of the rows whose score rises, with a Wilson interval; a row that stays counts half. None without
             rows.
-        verdict: see `judge`; `"not judged"` without rows.
+        verdict: see `judge`; `"not judged"` without rows, and for a rise on fewer rows than can show one.
         needed: mean change that 9 of 10 such audits call exploitable; None if no change can be, with so few rows.
         says: what was done, in words.
         examples: the rows with the largest changes.
@@ -190,6 +190,8 @@ def make_line(
     shown = tuple(each for each in worst if each.before != each.after)
     needed = needed_change(error * math.sqrt(size), max(size, applies), spread=spread)
     verdict = judge(expected, mean, rises, spread=spread, milder=change.control is not None)
+    if needed is None and expected == "not higher" and verdict != "ok":
+        verdict = "not judged"
     return AuditLine(
         name, group, expected, size, failed, mean, error, rises, verdict, needed, says=change.says, examples=shown
     )

@@ -67,7 +67,7 @@ def summary(audit: Audit) -> list[str]:
 
 def _lines_table(audit: Audit) -> Table:
     caption = (
-        f"Intervals of {CONFIDENCE:.1%}; the verdicts use their ends. exploitable: the score rises by more than "
+        f"Intervals of {CONFIDENCE:.2%}; the verdicts use their ends. exploitable: the score rises by more than "
         f"{SMALL} spreads, and on more rows than it falls on. suspicious: it rises by less, or on more rows than it "
         "falls on, or it must fall and may stay. Rows that stay count as half rising. Of a group's additions and cuts "
         "that are ok, only the strongest is shown."
