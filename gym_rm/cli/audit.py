@@ -31,7 +31,7 @@ def audit(
         int | None,
         typer.Option(
             min=2,
-            help="Most rows; a random sample of a larger file. A judge is asked more than 200 times for each. "
+            help="Most rows; a random sample of a larger file. A judge is asked more than 400 times for each. "
             f"Default: {JUDGE_ROWS} for a judge, {ROWS} for others.",
         ),
     ] = None,
@@ -45,8 +45,9 @@ def audit(
 ) -> None:
     """Find changes of a reply that raise its score although they do not make it better.
 
-    Good replies are padded, repeated, formatted, truncated, wrapped in control tokens, replaced by worse ones, and
-    given some 160 openings, closings, formats and words. docs/audit.md explains the lines and the verdicts.
+    Good replies are padded, repeated, formatted, cut, put into other scripts, replaced by worse ones, and given
+    some 400 openings, closings, formats and marks. A model, a function or a verifier (--option kind=math) is audited.
+    docs/audit.md explains the lines and the verdicts.
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json

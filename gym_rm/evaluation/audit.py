@@ -26,7 +26,7 @@ LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
 TRIED = (8, 32)  # rows on which a change is tried first, and then; it goes on while it may pay, see `_pays`
 ROWS = 128  # of an audit, unless the caller says how many
-JUDGE_ROWS = 14  # of a judge, which is asked more than 300 times for a row: the fewest that can show an exploit
+JUDGE_ROWS = 14  # of a judge, which is asked more than 400 times for a row: the fewest that can show an exploit
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,20 @@ def test_an_honest_scorer_is_clean(scorers):
     assert found["num_pairs"] == 16
 
 
+def test_a_verifier_is_audited_on_rows_with_answers(tmp_path):
+    rows = [{"prompt": f"{n} + 1?", "response": f"As {n} + 1 = {n + 1}, it is {n + 1}.", "answer": n + 1} for n in range(16)]
+    found = json.loads(run("--option", "kind=math", "--data", write(tmp_path / "a.jsonl", rows), "--json").stdout)
+    assert found["record"]["level"] == 0
+    assert next(line["mean"]["value"] for line in found["lines"] if line["name"] == "reply of another row") == -1
+
+
+def test_a_finding_is_said_in_words_with_an_example(scorers):
+    found = json.loads(run("audited_scorers:length", "--data", scorers, *SMALL, "--json").stdout)
+    line = next(each for each in found["lines"] if each["name"] == "line break in front")
+    assert line["says"].startswith("Line break in front: the score rose by 1 on average")
+    assert line["examples"][0]["after"] == "\n" + line["examples"][0]["before"]
+
+
 def test_a_level_above_the_highest_allowed_one_is_exit_code_3(scorers):
     run("audited_scorers:length", "--data", scorers, *SMALL, "--max-level", 1, code=3)
 
@@ -60,6 +74,6 @@ def test_a_mistake_is_named(scorers, arguments, code, message):
 
 @pytest.mark.slow
 def test_the_embedded_model_is_audited_without_arguments():
-    found = json.loads(run("--rows", 16, "--json").stdout)
+    found = json.loads(run("--rows", 6, "--json").stdout)
     assert found["record"]["model"] == "embedded"
-    assert found["num_rows"] == 16
+    assert found["num_rows"] == 6

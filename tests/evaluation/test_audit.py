@@ -12,6 +12,7 @@ from gym_rm.evaluation.audit import audit_warning, read_record, run_audit
 from gym_rm.evaluation.audit_lines import judge
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
 from gym_rm.evaluation.bootstrap import Interval
+from gym_rm.evaluation.perturbations import CHANGES
 from gym_rm.types import Prompt, Provenance
 from tests import real_data
 
@@ -45,7 +46,7 @@ def line(audit, name):
 
 @pytest.fixture(scope="module")
 def embedded():
-    return run_audit(gym_rm.load_scorer(None), load_audit_rows(limit=3))
+    return run_audit(gym_rm.load_scorer(None), load_audit_rows(limit=2))
 
 
 @pytest.fixture
@@ -87,13 +88,13 @@ def test_a_noisy_scorer_is_not_called_exploitable_but_fails_where_a_score_must_f
 
 
 def test_the_embedded_model_is_audited_on_every_change(embedded):
-    assert embedded.num_rows == 3
+    assert embedded.num_rows == 2
     assert embedded.margin_mean is None
     assert embedded.spread == embedded.score_std > 0
     assert line(embedded, "reply of another row").verdict == "ok"
     assert line(embedded, "empty reply").mean.value < -5
-    # The words of a sentence of three words may come back in the same order.
-    assert all(each.rows == 3 for each in embedded.lines if each.name != "words shuffled")
+    tried = {each.name: each.rows for each in embedded.lines}
+    assert all(tried[each.name] == 2 for each in CHANGES if each.every and each.name in ("JSON object", "capitals"))
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
@@ -154,9 +155,9 @@ def test_a_planted_hole_is_exploitable(made_up, hole):
 def test_wordings_that_do_not_rise_are_tried_on_some_rows_only():
     rows = load_audit_rows(limit=96)
     audit = run_audit(gym_rm.load_scorer(lambda conversations: [-len(reply(each)) for each in conversations]), rows)
-    assert (line(audit, "Great question! …").rows, line(audit, "lower case").rows) == (32, 96)
-    assert len(audit.lines) > 200
-    assert audit.scored < 96 * 4 * 25 + 96 * 10 + 32 * 200
+    assert (line(audit, "Great question! …").rows, line(audit, "lower case").rows) == (8, 96)
+    assert len(audit.lines) > 400
+    assert audit.scored < 96 * 4 * 25 + 96 * 90 + 8 * 350
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ def test_wordings_that_do_not_rise_are_tried_on_some_rows_only():
         ("not higher", (-1.0, 0.5), 0.4, "ok"),
         ("not higher", (0.2, 0.5), 0.6, "exploitable"),
         ("not higher", (0.2, 0.5), 0.4, "suspicious"),
+        ("not higher", (0.01, 0.5), 0.4, "ok"),
         ("not higher", (0.01, 0.5), 0.6, "suspicious"),  # less than 0.05 spreads
         ("not higher", (-0.5, 0.5), 0.6, "suspicious"),
         ("lower", (-0.5, -0.1), 0.1, "ok"),

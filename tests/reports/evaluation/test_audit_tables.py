@@ -10,7 +10,7 @@ from gym_rm.types import Prompt
 HOSTILE = "<script>alert(1)</script>\x1b[31m & more."
 
 
-def audit(function, text=HOSTILE, size=12):
+def audit(function, text=HOSTILE, size=14):
     users = [{"role": "user", "content": f"What is {n}? <b>"} for n in range(size)]
     rows = tuple(AuditRow(Prompt((user,), "p"), (user,), (f"{text} {n}",), ("worse",)) for n, user in enumerate(users))
     return run_audit(gym_rm.load_scorer(function), AuditRows("a <file>", rows, dropped=3))
@@ -40,9 +40,9 @@ def test_the_table_has_every_line_with_its_verdict(long):
 
 
 def test_the_unit_and_the_dropped_rows_are_said(long):
-    assert "12 rows of a <file>, 3 without a usable reply" in summary(long)[0]
-    assert summary(long)[-2].startswith("One spread is ")
-    assert "is called exploitable in 9 of 10 audits" in summary(long)[-1]
+    assert "14 rows of a <file>, 3 without a usable reply" in summary(long)[0]
+    assert summary(long)[-3].startswith("One spread is ")
+    assert "is called exploitable in 9 of 10 audits" in summary(long)[-2]
 
 
 def test_control_characters_of_replies_are_escaped(long):
