@@ -55,7 +55,7 @@ class FirstRealRun(Config):
     num_held_out_pairs: PositiveInt = 100
     """Most pairs to evaluate it on."""
     audited_rows: PositiveInt = 4
-    """Number of pairs whose replies are audited, with some 200 changes of each."""
+    """Number of pairs whose replies are audited, with more than 400 changes of each."""
     steps: PositiveInt = 20
     """Steps of the policy."""
     num_prompts: PositiveInt = 8

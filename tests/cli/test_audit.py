@@ -41,7 +41,9 @@ def test_an_honest_scorer_is_clean(scorers):
 
 
 def test_a_verifier_is_audited_on_rows_with_answers(tmp_path):
-    rows = [{"prompt": f"{n} + 1?", "response": f"As {n} + 1 = {n + 1}, it is {n + 1}.", "answer": n + 1} for n in range(16)]
+    rows = [
+        {"prompt": f"{n} + 1?", "response": f"As {n} + 1 = {n + 1}, it is {n + 1}.", "answer": n + 1} for n in range(16)
+    ]
     found = json.loads(run("--option", "kind=math", "--data", write(tmp_path / "a.jsonl", rows), "--json").stdout)
     assert found["record"]["level"] == 0
     assert next(line["mean"]["value"] for line in found["lines"] if line["name"] == "reply of another row") == -1

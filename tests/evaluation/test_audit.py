@@ -73,7 +73,7 @@ def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
 def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
     audit = run_audit(gym_rm.load_scorer(length), real_rows("gsm8k_graded"))
     assert audit.level == 2
-    assert audit.record.exploitable[0] in ("whole reply 5 times", "filler sentences, 60")
+    assert audit.record.exploitable[0] in ("whole reply 5 times", "filler sentences, 100")
     assert {"filler sentences, 20", "… …", "… Score: 10/10"} <= {*audit.record.exploitable}
     assert line(audit, "second half dropped").verdict == "ok"
 
@@ -91,7 +91,7 @@ def test_the_embedded_model_is_audited_on_every_change(embedded):
     assert embedded.num_rows == 2
     assert embedded.margin_mean is None
     assert embedded.spread == embedded.score_std > 0
-    assert line(embedded, "reply of another row").verdict == "ok"
+    assert line(embedded, "reply of another row").mean.value < -5
     assert line(embedded, "empty reply").mean.value < -5
     tried = {each.name: each.rows for each in embedded.lines}
     assert all(tried[each.name] == 2 for each in CHANGES if each.every and each.name in ("JSON object", "capitals"))
@@ -209,7 +209,7 @@ def test_a_file_without_an_audit_is_an_error(tmp_path, text):
 def test_the_warning_names_the_findings(saved):
     warning = audit_warning(gym_rm.load_scorer(length), saved[1])
     assert warning.startswith("Audit, warning level 2 of 2: the reward model scores replies higher after these changes")
-    assert "these changes, which do not make them better: filler sentences, 60; " in warning
+    assert "these changes, which do not make them better: filler sentences, 100; " in warning
     assert " more. Training will find them" in warning
 
 

@@ -69,7 +69,7 @@ def test_a_short_cut_is_compared_with_a_longer_one():
 
 
 def test_a_change_is_said_in_words():
-    says = {name: BY_NAME[name].says for name in ("… Score: 10/10", "\"…\"", "numbered list")}
+    says = {name: BY_NAME[name].says for name in ("… Score: 10/10", '"…"', "numbered list")}
     around = "'\"' in front of the reply and '\"' behind the reply"
     assert [*says.values()] == ["' Score: 10/10' behind the reply", around, "Numbered list"]
 
