@@ -40,6 +40,7 @@ def test_an_honest_scorer_is_clean(scorers):
     assert found["num_pairs"] == 16
 
 
+@pytest.mark.slow
 def test_a_verifier_is_audited_on_rows_with_answers(tmp_path):
     rows = [
         {"prompt": f"{n} + 1?", "response": f"As {n} + 1 = {n + 1}, it is {n + 1}.", "answer": n + 1} for n in range(16)

@@ -77,6 +77,6 @@ def scripted(tmp_path, monkeypatch):
 def test_an_audit_of_a_judge_compares_on_few_rows(scripted, tmp_path):
     shown = run("audit", "judges_of_test:judge", "--data", scripted, "-o", tmp_path / "audit.json").stdout
     values = json.loads((tmp_path / "audit.json").read_text())
-    assert (values["compares"], values["num_rows"]) == (True, 11)
+    assert (values["compares"], values["num_rows"]) == (True, 14)
     assert "A change is the reward of the changed reply minus that of the good reply beside it." in shown
     assert values["record"]["level"] == 2
