@@ -58,7 +58,7 @@ class CheckedConversations:
         if source is False:
             return None
         found: list[tuple[TokenSequence, int]] = []
-        for prompt, pair in enumerate(_read_pairs(SHIPPED if source is True else source)):
+        for prompt, pair in enumerate(read_pairs(SHIPPED if source is True else source)):
             for row in renderer.encode(judged.read(pair, None)[0]):
                 with contextlib.suppress(ConversationError):
                     if not isinstance(row, ConversationError):
@@ -80,7 +80,8 @@ class CheckedConversations:
         return Fidelity(float(error), len(kept), len(kept) - int(sum(kept)), len(rows), dtype)
 
 
-def _read_pairs(file: Any) -> list[list[Conversation]]:
+def read_pairs(file: Any) -> list[list[Conversation]]:
+    """Return the two conversations of each pair in a file; raise ConfigError as `CheckedConversations.render` does."""
     try:
         rows = [json.loads(line) for line in Path(file).expanduser().read_text("utf-8").splitlines() if line.strip()]
         asked: list[Any] = [

@@ -171,6 +171,10 @@ class Renderer:
         ids = self._ids(write(messages)) if plain else self._ids("", self._control.hide(messages, write))
         return self._special.add(ids)
 
+    def text(self, messages: Conversation, *, add_generation_prompt: bool = False) -> str:
+        """Return what the template writes, for servers that read texts; control tokens in messages stay as they are."""
+        return self._template.write(messages, add_generation_prompt=add_generation_prompt)
+
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
         return common_prefix(self.message_ids(conversation[:-1], add_generation_prompt=True), rendered.input_ids)
