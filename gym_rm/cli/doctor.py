@@ -14,6 +14,7 @@ import typer
 
 import gym_rm
 from gym_rm.cli.scorer_arguments import Options, RewardModel, ScorerArguments
+from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, brief
 from gym_rm.scorer import provenance_of
 
@@ -34,15 +35,27 @@ def doctor(
     ] = None,
     reward_model: RewardModel = None,
     option: Options = None,
+    server: Annotated[str | None, typer.Option(help="URL whose scores to compare with --reward-model, only.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the server; env:NAME reads a variable.")] = None,
+    request: Annotated[list[str] | None, typer.Option(help="NAME=VALUE that clients send to it.")] = None,
+    rows: Annotated[str | None, typer.Option(help="File of conversations to compare.")] = None,
+    other: Annotated[list[str] | None, typer.Option(help="Folder of a model that it may have instead.")] = None,
 ) -> None:
     """Show what is installed and what works on this machine, and what to do about the rest.
 
     With --reward-model, also load it, and show how far its scores are from those of its stored weights.
 
+    With --server, show whether a gym-rm serve, vLLM or SGLang (or URL/pooling, OpenRLHF's URL/get_reward) gives the
+    scores of the reward model, and if not, which fault explains the difference.
+
     Exit codes: 0 what is needed works; 1 there is a problem.
     """
     if replay is not None:
         raise typer.Exit(not _tell("replay", _replay(replay)))
+    if server is not None:
+        arguments, fields = ScorerArguments.parse(reward_model, option), override_values(request or [])
+        found = _served(arguments, rows, other or [], url=server, key=key, fields=fields)
+        raise typer.Exit(not _tell(f"scores of {server}", found))
     parts = (_versions, _devices, _sandbox, _debugging, _self_test)
     worked = [_tell(part.__name__.strip("_").replace("_", " "), part(), REPORT) for part in parts]
     if reward_model is not None:
@@ -142,6 +155,24 @@ def _reward_model(arguments: ScorerArguments) -> Findings:
     found = None if made is None else made.fidelity
     measured = found is not None and found.mean_error is not None
     yield OK if measured else WARNING, f"{made and made.model}: {found or 'has no weights here'}"
+
+
+def _served(local: ScorerArguments, rows: str | None, others: list[str], **server: Any) -> Findings:
+    from gym_rm.evaluation.served_scores import ServedScores, probe_rows
+    from gym_rm.scorers.remote.asked import AskedServer
+
+    for found in ServedScores(local.model, probe_rows(rows), others, **local.options).compare(AskedServer(**server)):
+        if found.refused:
+            yield WARNING, f"{found.form}: {len(found.refused)} rows have no score, such as: {found.refused[0]}"
+        said = (
+            f"{found.form}: {found.rows} scores differ by up to {found.difference:.2g} (rounding: {found.allowed:.2g})"
+        )
+        if found.difference <= found.allowed:
+            yield OK, said
+            continue
+        why = found.cause.name if found.cause else f"none of these; the scores correlate by {found.correlation:.3f}"
+        lines = (f"explains {each.explained:6.1%}, leaves {each.left:.2g}: {each.name}" for each in found.causes[:5])
+        yield PROBLEM, f"{said}. Cause: {why}", *lines
 
 
 def _self_test() -> Findings:
