@@ -165,14 +165,13 @@ def _served(local: ScorerArguments, rows: str | None, others: list[str], **serve
         if found.refused:
             yield WARNING, f"{found.form}: {len(found.refused)} rows have no score, such as: {found.refused[0]}"
         said = (
-            f"{found.form}: {found.rows} scores differ by up to {found.difference:.2g} (rounding: {found.allowed:.2g})"
+            f"{found.form}: {found.rows} scores differ by up to {found.difference:.2g}, {found.allowed:.2g} is rounding"
         )
-        if found.difference <= found.allowed:
-            yield OK, said
-            continue
         why = found.cause.name if found.cause else f"none of these; the scores correlate by {found.correlation:.3f}"
-        lines = (f"explains {each.explained:6.1%}, leaves {each.left:.2g}: {each.name}" for each in found.causes[:5])
-        yield PROBLEM, f"{said}. Cause: {why}", *lines
+        shown = [each for each in found.causes if each.exact or each.explained > 0.001][:5]
+        lines = (f"explains {each.explained:6.1%}, leaves {each.left:.2g}: {each.name}" for each in shown)
+        equal = found.difference <= found.allowed
+        yield (OK, said) if equal else (PROBLEM, f"{said}. Cause: {why}", *lines)
 
 
 def _self_test() -> Findings:

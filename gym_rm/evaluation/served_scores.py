@@ -29,19 +29,16 @@ Predicted: TypeAlias = dict[str, RewardArray]
 ROUNDING = 2e-4  # largest difference of two right forwards in float32, relative to the largest score
 LEAST_EXPLAINED = 0.98  # by a cause beside which the server has another, small fault, such as rounding in 16 bits
 MOST_BESIDE = 0.2  # largest change of a score by the rows beside it, relative to the spread: 16 bits change it by less
+SIGMOID = "a sigmoid is applied"
 SYSTEM: Any = {"role": "system", "content": "Answer in one short sentence."}
 PROMPTS = ("You are a helpful assistant.", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A fault: the rows that it would change, its share of the squared differences, and the largest one left beside it.
-
-    `exact` says whether this is rounding.
-    """
+    """A fault, its share of the squared differences, the largest one left beside it, and whether that is rounding."""
 
     name: str
-    rows: int
     explained: float
     left: float
     exact: bool
@@ -49,10 +46,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The scores of a server for one form of requests: their largest difference, and the one that rounding allows.
+    """The largest difference of scores for one form of requests, the one by rounding, and what was tested beyond it.
 
-    `rows` have both scores; `refused` says why others have none. `causes` were tested if the scores differ, the best
-    first.
+    `rows` have both scores, and `refused` says why others have none. The best of the `causes` is the first.
     """
 
     form: str
@@ -125,28 +121,34 @@ class ServedScores:
             rows = self._rows[form]
             rewards, reasons = zip(*(server.ask(form, [each]) for each in rows), strict=True)
             alone, refused = np.concatenate(rewards), tuple(filter(None, reasons))
-            yield self._compare(form, alone, functools.partial(self._faults, server, form, alone), refused)
+            yield (found := self._compare(server, form, alone, refused))
+            if found.cause is not None and found.cause.name == SIGMOID and not found.cause.exact:
+                with np.errstate(divide="ignore", invalid="ignore"):  # of 0 and 1
+                    logits = np.log(alone) - np.log1p(-alone)
+                yield self._compare(server, form, logits, refused, " before the sigmoid")
             known = np.flatnonzero(np.isfinite(alone))
             if form != "messages" and len(known):
                 together = alone.copy()
                 together[known], _ = server.ask(form, [rows[k] for k in known])
                 if np.nanmax(np.abs(together - alone), initial=0.0) > MOST_BESIDE * self._ours.std():
-                    yield self._compare(f"{form}, all in one request", together, lambda: self._padded(alone))  # noqa: B023
+                    yield self._compare(server, form, together, refused, " in one request", self._padded(alone))
 
-    def _compare(self, form: str, served: RewardArray, faults: Callable[[], Predicted], why: Any = ()) -> Comparison:
+    def _compare(
+        self, server: AskedServer, form: str, served: RewardArray, why: Any, part: str = "", faults: Any = None
+    ) -> Comparison:
         known = np.isfinite(served)
         ours, theirs = self._ours[known], served[known]
         if not len(ours):
             return Comparison(form, 0, np.inf, 0.0, np.nan, why)
         difference, allowed = float(np.abs(theirs - ours).max()), ROUNDING * float(np.abs(ours).max())
         correlation = float(np.corrcoef(ours, theirs)[0, 1]) if min(ours.std(), theirs.std()) > 0 else np.nan
-        found, causes = Comparison(form, len(ours), difference, allowed, correlation, why), []
-        for name, scores in faults().items() if difference > allowed else ():
+        found, causes = Comparison(form + part, len(ours), difference, allowed, correlation, why), []
+        for name, scores in (faults or self._faults(server, form, served)).items() if difference > allowed else ():
             predicted = np.where(np.isfinite(scores), scores, self._ours)[known]
-            left, rows = np.abs(theirs - predicted), int((np.abs(predicted - ours) > allowed).sum())
+            left = np.abs(theirs - predicted)
             explained = max(0.0, 1 - float((left**2).sum() / ((theirs - ours) ** 2).sum()))
             exact = bool(left.max() <= ROUNDING * np.abs(predicted).max())
-            causes.append(Cause(name, rows, explained, float(left.max()), exact))
+            causes.append(Cause(name, explained, float(left.max()), exact))
         causes.sort(key=lambda each: (not each.exact, 0.0 if each.exact else -each.explained))  # the first of equals
         found, size = replace(found, causes=tuple(causes)), (theirs - ours).std()
         for dtype in ("bfloat16", "float16") if causes and found.cause is None and size < 0.3 * ours.std() else ():
@@ -155,14 +157,14 @@ class ServedScores:
             if 0.5 < (ratio := size / rounding.std()) < 2:  # those of bfloat16 are 8 times those of float16
                 name = f"precision: as different as {dtype} is ({ratio:.2f} times), or slightly other weights"
                 allowed = 4 * float(np.abs(rounding).max()) if dtype == self._stored else allowed
-                causes.insert(0, Cause(name, len(ours), 0.0, difference, True))
+                causes.insert(0, Cause(name, 0.0, difference, True))
                 return replace(found, allowed=allowed, causes=tuple(causes))
         return found
 
     def _faults(self, server: AskedServer, form: str, served: RewardArray) -> Predicted:
         """Return predictions, of those with the same scores the better name first."""
         known, labels = np.isfinite(served), self._scores.components
-        found = {**self._of_texts, **self._cut(served), "a sigmoid is applied": _sigmoid(self._ours)}
+        found = {**self._of_texts, **self._cut(served), SIGMOID: 1 / (1 + np.exp(-self._ours))}
         found["a softmax is applied to one value"] = np.ones_like(self._ours)
         shares = np.exp(list(labels.values())) / np.exp(list(labels.values())).sum(axis=0)
         for name, share in zip(labels, shares, strict=True):
@@ -172,7 +174,6 @@ class ServedScores:
         if known.sum() > 5:
             slope, constant = np.polyfit(self._ours[known], served[known], 1)
             found[f"scores are mapped: {slope:.4g} x score {constant:+.4g}"] = slope * self._ours + constant
-        found |= {f"{name}, and a sigmoid is applied": _sigmoid(scores) for name, scores in self._of_texts.items()}
         told = [(form != "token ids" and server.token_ids(form, each)) or [] for each in self._rows[form]]
         pairs = [(read or ids, ids) for read, ids in zip(told, self._ids, strict=True)]
         for read, ids in [each for each in pairs if each[0] != each[1]][:1]:
@@ -232,10 +233,6 @@ class ServedScores:
             f"padding on the {side} is read": self._rewards([a + b for a, b in each]) for side, each in sides.items()
         }
         return {**read, "padding: a score depends on the rows beside it": alone}
-
-
-def _sigmoid(x: RewardArray) -> RewardArray:
-    return 1 / (1 + np.exp(-x))
 
 
 def _scores(score: Callable[[Any], Scores], rows: Sequence[Any]) -> Scores:
