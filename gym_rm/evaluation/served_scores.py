@@ -150,15 +150,23 @@ class ServedScores:
             exact = bool(left.max() <= ROUNDING * np.abs(predicted).max())
             causes.append(Cause(name, explained, float(left.max()), exact))
         causes.sort(key=lambda each: (not each.exact, 0.0 if each.exact else -each.explained))  # the first of equals
-        found, size = replace(found, causes=tuple(causes)), (theirs - ours).std()
-        for dtype in ("bfloat16", "float16") if causes and found.cause is None and size < 0.3 * ours.std() else ():
-            rounded = _scores(self._load(self._model, dtype=dtype, check=False).score, self._rows["messages"]).rewards
-            rounding = (rounded - self._ours)[known]
-            if 0.5 < (ratio := size / rounding.std()) < 2:  # those of bfloat16 are 8 times those of float16
+        found = replace(found, causes=tuple(causes))
+        return found if not causes or found.cause else self._rounded(found, (theirs - ours).std(), known)
+
+    def _rounded(self, found: Comparison, size: float, known: Any) -> Comparison:
+        """Add the cause that the server computes in 16 bits if the difference, or what a cause leaves, is as large."""
+        best = found.causes[0]
+        for dtype in ("bfloat16", "float16") if min(size, best.left) < 0.3 * self._ours.std() else ():
+            scores = _scores(self._load(self._model, dtype=dtype, check=False).score, self._rows["messages"])
+            rounding = (scores.rewards - self._ours)[known]
+            most, ratio = float(np.abs(rounding).max()), size / rounding.std()
+            if best.explained > 0.5 and 0.3 < best.left / most < 2:
+                best = replace(best, name=f"{best.name}, beside rounding as of {dtype}", exact=True)
+                return replace(found, causes=(best, *found.causes[1:]))
+            if 0.5 < ratio < 2:  # the rounding of bfloat16 is 8 times that of float16
                 name = f"precision: as different as {dtype} is ({ratio:.2f} times), or slightly other weights"
-                allowed = 4 * float(np.abs(rounding).max()) if dtype == self._stored else allowed
-                causes.insert(0, Cause(name, 0.0, difference, True))
-                return replace(found, allowed=allowed, causes=tuple(causes))
+                causes = (Cause(name, 0.0, found.difference, True), *found.causes)
+                return replace(found, allowed=4 * most if dtype == self._stored else found.allowed, causes=causes)
         return found
 
     def _faults(self, server: AskedServer, form: str, served: RewardArray) -> Predicted:

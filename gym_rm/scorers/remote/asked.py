@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_rm.errors import RemoteError
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
-from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
+from gym_rm.http_client.responses import InvalidReply, Refused, parse_body
 from gym_rm.scorers.remote.protocols import read_models, to_json
 from gym_rm.scores import RewardArray
 
@@ -91,5 +92,5 @@ class AskedServer:
         try:
             asked = {**body, "prompt": row[0], "input": None} if form == "texts" else body
             return [*map(int, self._send("/tokenize", asked)["tokens"])]
-        except (NoSuchRoute, Refused, LookupError, TypeError):
+        except (RemoteError, Refused, LookupError, TypeError):
             return None
