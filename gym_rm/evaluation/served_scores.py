@@ -121,11 +121,15 @@ class ServedScores:
             rows = self._rows[form]
             rewards, reasons = zip(*(server.ask(form, [each]) for each in rows), strict=True)
             alone, refused = np.concatenate(rewards), tuple(filter(None, reasons))
-            yield (found := self._compare(server, form, alone, refused))
-            if found.cause is not None and found.cause.name == SIGMOID and not found.cause.exact:
-                with np.errstate(divide="ignore", invalid="ignore"):  # of 0 and 1
-                    logits = np.log(alone) - np.log1p(-alone)
-                yield self._compare(server, form, logits, refused, " before the sigmoid")
+            found = self._compare(server, form, alone, refused)
+            if found.causes and not (found.cause and found.cause.exact) and np.nanmin(alone) >= 0:
+                with np.errstate(divide="ignore", invalid="ignore"):  # of 0 and 1, and of what is no probability
+                    logits = np.log(alone / (1 - alone))
+                behind = self._compare(server, form, logits, refused, " before a sigmoid")
+                if behind.cause and behind.rows == found.rows:
+                    causes = (replace(each, name=f"{SIGMOID}, and {each.name}") for each in behind.causes)
+                    found = replace(behind, causes=tuple(causes))
+            yield found
             known = np.flatnonzero(np.isfinite(alone))
             if form != "messages" and len(known):
                 together = alone.copy()
@@ -143,10 +147,11 @@ class ServedScores:
         difference, allowed = float(np.abs(theirs - ours).max()), ROUNDING * float(np.abs(ours).max())
         correlation = float(np.corrcoef(ours, theirs)[0, 1]) if min(ours.std(), theirs.std()) > 0 else np.nan
         found, causes = Comparison(form + part, len(ours), difference, allowed, correlation, why), []
+        squares = max(min(((theirs - ours) ** 2).sum(), ((theirs - theirs.mean()) ** 2).sum()), 1e-30)
         for name, scores in (faults or self._faults(server, form, served)).items() if difference > allowed else ():
             predicted = np.where(np.isfinite(scores), scores, self._ours)[known]
             left = np.abs(theirs - predicted)
-            explained = max(0.0, 1 - float((left**2).sum() / ((theirs - ours) ** 2).sum()))
+            explained = max(0.0, 1 - float((left**2).sum() / squares))  # not by a constant alone
             exact = bool(left.max() <= ROUNDING * np.abs(predicted).max())
             causes.append(Cause(name, explained, float(left.max()), exact))
         causes.sort(key=lambda each: (not each.exact, 0.0 if each.exact else -each.explained))  # the first of equals

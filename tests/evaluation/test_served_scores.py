@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
-from reward_servers import NO_ROUTE, App, error, ok, serve
+from reward_servers import NO_ROUTE, App, Posing, error, ok, serve
 
 import gym_rm
 from gym_rm.engine.reward_model_scorer import load_reward_model
@@ -81,6 +81,17 @@ def test_a_right_server_has_no_cause(model, scorer):
     assert (found.rows, found.causes, found.refused) == (len(ROWS), (), ())
 
 
+def test_sglang_is_asked_with_token_ids_and_texts(model, scorer):
+    pytest.importorskip("fastapi")
+    from gym_rm.server.app import make_app
+    from gym_rm.server.options import ServerOptions
+
+    with serve(Posing(make_app(scorer, ServerOptions()), "sglang", str(FOLDER))) as url:
+        found = list(model.compare(AskedServer(url)))
+    assert [each.form for each in found] == ["token ids", "texts"]
+    assert all(each.difference <= each.allowed for each in found)
+
+
 def cut(length, side):
     part = slice(-length, None) if side == "left" else slice(length)
     return lambda rows: [each[part] for each in rows]
@@ -112,8 +123,9 @@ def test_a_system_prompt_that_the_server_adds_is_named(model, scorer):
 
 def test_a_fault_before_a_sigmoid_is_named_too(model, scorer):
     app = FaultyApp(scorer, ids=cut(200, "left"), rewards=FAULTS["a sigmoid is applied"]["rewards"])
-    names = [each.cause.name for each in compared(model, app)]
-    assert names == ["a sigmoid is applied", "texts are cut to 200 tokens, on the left"]
+    (found,) = compared(model, app)
+    assert found.form == "texts before a sigmoid"
+    assert found.cause.name == "a sigmoid is applied, and texts are cut to 200 tokens, on the left"
 
 
 def test_padding_that_is_read_shows_beside_other_rows(model, scorer):
@@ -127,9 +139,9 @@ def test_padding_that_is_read_shows_beside_other_rows(model, scorer):
 
 def test_noise_is_no_cause(model, scorer):
     random = np.random.default_rng(0)
-    (found,) = compared(
-        model, FaultyApp(scorer, rewards=lambda rewards: rewards + random.normal(0, 1, len(rewards)))
-    )[:1]
+    (found,) = compared(model, FaultyApp(scorer, rewards=lambda rewards: rewards + random.normal(0, 1, len(rewards))))[
+        :1
+    ]
     assert found.cause is None
     assert 0.5 < found.correlation < 0.95
 
