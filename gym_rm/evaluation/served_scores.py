@@ -102,7 +102,7 @@ class ServedScores:
         rows = np.flatnonzero(np.isfinite(scores.rewards)).tolist()
         if not rows or self._scorer.kind.input_format.mark_reply or renderer.chat_template is None:
             raise ConfigError(
-                f"{model} must score texts of a chat template, and one of these rows: {scores.errors[:1]}."
+                f"{model} must read a chat template's texts, and score one of these rows: {scores.errors[:1]}."
             )
         self._scores, self._ours, chats = scores.take(rows), scores.rewards[rows], [conversations[k] for k in rows]
         self._ids = [each.input_ids.tolist() for each in renderer.encode(chats) if isinstance(each, Rendered)]
@@ -193,9 +193,8 @@ class ServedScores:
             start = common_prefix(*map(np.array, (read, ids)))
             end = common_prefix(*(np.array(each[start:][::-1]) for each in (read, ids)))
             texts = [self._renderer.tokenizer.decode(each[start : len(each) - end]) for each in (read, ids)]
-            found["the server's text has {!r:.200}, the model's {!r:.200}".format(*texts)] = self._rewards(
-                [a for a, _ in pairs]
-            )
+            name = "the server's text has {!r:.200}, the model's {!r:.200}".format(*texts)
+            found[name] = self._rewards([each for each, _ in pairs])
         return found
 
     @functools.cached_property

@@ -154,5 +154,5 @@ def test_rows_that_the_server_refuses_are_left_out(model, scorer):
 
 
 def test_a_model_that_scores_none_of_the_rows_is_refused():
-    with pytest.raises(ConfigError, match=r"one of these rows: .*the conversation is empty"):
+    with pytest.raises(ConfigError, match=r"score one of these rows: .*the conversation is empty"):
         ServedScores(FOLDER, [[]])

@@ -77,7 +77,7 @@ def test_another_chat_template_is_shown(pooling_server, tmp_path):
 
 
 def test_other_weights_are_named_if_they_are_given(pooling_server, tmp_path):
-    folder = copied(tmp_path / "model", noise=0.1)
+    folder = copied(tmp_path / "model", noise=0.5)
     assert set(causes(ServedScores(folder, ROWS), pooling_server.url).values()) == {"?"}
     named = causes(ServedScores(folder, ROWS, [ASSETS / "reward_model"]), pooling_server.url)
     assert set(named.values()) == {f"the weights of {ASSETS / 'reward_model'}"}
