@@ -13,28 +13,28 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "top": 2_380,
     "adapters": 1_230,
-    "cli": 1_700,
-    "data": 2_500,
-    "engine": 12_500,
-    "envs": 3_430,
-    "evaluation": 3_600,
+    "cli": 1_850,
+    "data": 2_670,
+    "engine": 12_510,
+    "envs": 3_475,
+    "evaluation": 4_130,
     "generation": 1_830,
     "http_client": 420,
     "planning": 5_950,
-    "policy": 2_850,
-    "reports": 2_560,
+    "policy": 2_870,
+    "reports": 2_700,
     "sandbox": 1_630,
-    "scorers": 8_630,
+    "scorers": 8_990,
     "server": 1_725,
     "testing": 900,
     "training": 2_400,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 53_400
+TESTS = 55_250
 """Lines of `tests/`."""
 
-PAGES = 23_850
+PAGES = 25_910
 """Words of `docs/` outside fenced code and comments."""
 
 
