@@ -35,6 +35,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
+            "local",  # not the cluster of another test
             num_cpus=4,
             include_dashboard=False,
             object_store_memory=2 * 10**8,

@@ -20,7 +20,8 @@ def url():
 
         return make_app(gym_rm.load_scorer(), ServerOptions(key="secret"))
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    # "local": not the cluster of another test
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -93,7 +93,7 @@ def actor(nemo_rl):
     name = f"{__name__}.RewardModelActor"
     registry.ACTOR_ENVIRONMENT_REGISTRY[name] = nemo_rl("distributed.virtual_cluster").PY_EXECUTABLES.SYSTEM
     utils.register_env("gym_rm", name)
-    ray.init(num_cpus=1, include_dashboard=False)
+    ray.init("local", num_cpus=1, include_dashboard=False)
     yield utils.create_env("gym_rm", {"kind": "math", "enabled": True})
     ray.shutdown()
 
