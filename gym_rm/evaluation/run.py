@@ -132,7 +132,7 @@ class Evaluation:
         published: take the results in the rows of a benchmark, if all rows have them, instead of asking a model.
 
     Raises:
-        ConfigError: a setting has no effect on a benchmark.
+        ConfigError: a setting cannot be used with a benchmark.
     """
 
     files: Sequence[str]
@@ -145,9 +145,10 @@ class Evaluation:
     published: bool = False
 
     def __post_init__(self) -> None:
-        for name, given in (("--column", self.columns), ("--best-of-n", self.best_of_n)):
+        rows = self.rows if self.benchmark == "agent-process-bench" else None  # which joins rows of two files
+        for name, given in (("--column", self.columns), ("--best-of-n", self.best_of_n), ("--rows", rows)):
             if self.benchmark is not None and given:
-                raise ConfigError(f"{name} has no effect with --benchmark {self.benchmark}; leave it out.")
+                raise ConfigError(f"{name} cannot be used with --benchmark {self.benchmark}; leave it out.")
 
     def run(self, models: Sequence[ModelRows], settings: Mapping[str, Any]) -> Results:
         """Score what the files of the models lack, and return the results, with these settings of the models.
@@ -160,7 +161,9 @@ class Evaluation:
         if self.benchmark is None:
             return Results({**of_rows, **settings}, sets=self._sets(models))
         read = sampled(read_benchmark(self.files, BENCHMARKS[self.benchmark].read_row), self.rows, seed=self.seed)
-        if self.published and all(row.published for row in read):
+        if self.published and any(row.published for row in read):
+            if bare := next((row.comparison.where for row in read if not row.published), None):
+                raise ConfigError(f"{bare}: no results, but other rows have some; expected them in all rows, or none.")
             named = {"benchmark": self.benchmark, "model": "published"}
             result = dataclasses.replace(BENCHMARKS[self.benchmark].result(read), **named)
             return Results({**of_rows, **settings}, benchmarks=[result])

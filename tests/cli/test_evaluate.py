@@ -122,7 +122,8 @@ def test_a_file_without_a_pair_is_an_error(models, tmp_path, rows, problem):
     ("arguments", "problem"),
     [
         (["--reward-model", "{"], "not valid JSON"),
-        (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
+        (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n cannot be used"),
+        (["--benchmark", "agent-process-bench", "--rows", "5"], "--rows cannot be used"),
         (["--reward-model", "short", "--scores", "x.jsonl"], "exclude each other"),
         (["-o", "page.html"], "-o is a folder for all files, got 'page.html'"),
     ],
@@ -149,6 +150,9 @@ def test_published_results_are_counted_without_a_model_unless_one_is_named(model
     assert (models["loaded"], found["model"], found["overall"], found["failed"]) == ([], "published", 0.5, {})
     (found,) = values(rows, "--benchmark", "judge-bench", "--reward-model", "short")["benchmarks"]
     assert (found["model"], found["overall"]) == ("short", 0.0)
+    write(rows, [{**row, "judgments": said[0]}, row])
+    mixed = evaluate(rows, "--benchmark", "judge-bench", code=1).stderr
+    assert "line 2: no results, but other rows have some" in mixed.replace("\n", " ")
 
 
 def test_a_table_without_replies_has_no_model(models, tmp_path):

@@ -39,8 +39,8 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     if "judgments" not in row:
         return found
     judgments = [{"decision": None} if each is None else each for each in list_field(row, "judgments", where)]
-    if not all(isinstance(each, Mapping) and "decision" in each for each in judgments):
-        raise ConfigError(f"{where}: each of 'judgments' must be null or have a 'decision', got {judgments!r:.80}.")
+    if len(judgments) > 2 or not all(isinstance(each, Mapping) and "decision" in each for each in judgments):
+        raise ConfigError(f"{where}: 'judgments' must be 1 or 2, null or with a 'decision', got {judgments!r:.80}.")
     asked = [(each["decision"], good) for each, good in zip(judgments, (label, label[::-1]), strict=False)]
     return replace(found, scores=(sum((one == good) - (one == good[::-1]) for one, good in asked), 0), published=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,24 +47,34 @@ class PublishedTable:
             details = {name: self.measure(group) for name, group in groups.items()}
             total = self.measure([row.fields for row in rows])
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise ConfigError(f"{self.measure.__name__}: rows lack results, or have others: {error!r}.") from error
+            where = next((row.comparison.where for row in rows if self._error(row) == repr(error)), "all rows")
+            raise ConfigError(f"{where}: rows lack results, or have others: {error!r}.") from error
         subsets = {name: value for name, each in details.items() if (value := next(iter(each.values()))) is not None}
         overall = mean_of_present(subsets.values()) if self.macro else next(iter(total.values()))
         counts = {name: sum("annotator" not in row for row in group) for name, group in groups.items()}
-        return BenchmarkResult(overall, subsets, counts, {} if self.macro else total, details=details)
+        sections, missing = {} if self.macro else total, tuple(groups.keys() - subsets.keys()) if self.macro else ()
+        return BenchmarkResult(overall, subsets, counts, sections, tuple(sorted(missing)), details=details)
+
+    def _error(self, row: BenchmarkRow) -> str | None:
+        try:
+            self.measure([row.fields])
+        except Exception as error:
+            return repr(error)
+        return None
 
 
 def process_bench(rows: Rows) -> Values:
     """Return the harmonic mean of the accuracies on solutions with an error and without one (`label` -1).
 
     ProcessBench, arXiv 2412.06559, QwenLM/ProcessBench code/run_eval.py. A row has a `prediction`, or the `score_steps`
-    of `gym-rm score`, of which the first one that is not above 0.5 is predicted.
+    of `gym-rm score`, of which the first one that is not above 0.5 is predicted. Without steps nothing is, as by None.
     """
     halves: tuple[list[bool], list[bool]] = ([], [])
     for row in rows:
+        failed = row.get("score_error") or row.get("score_steps") == []
         bad = (place for place, score in enumerate(row.get("score_steps", ())) if not score > 0.5)
-        said = next(bad, -1) if "score_steps" in row else row["prediction"]
-        halves[row["label"] == -1].append(said == row["label"])
+        said = None if failed else next(bad, -1) if "score_steps" in row else row["prediction"]
+        halves[int(row["label"]) == -1].append(said is not None and int(said) == int(row["label"]))
     error, right = map(mean_of_present, halves)
     f1 = None if error is None or right is None else 2 * error * right / ((error + right) or 1)
     return {"F1": f1, "error accuracy": error, "correct accuracy": right}
@@ -76,14 +87,15 @@ def prm_bench(rows: Rows) -> Values:
     `scores` with labels of validity, and of redundancy for two classes; or `score_steps`, valid above 0.5.
     """
     counts, firsts = Counter[tuple[bool, bool]](), list[bool]()
+    rows = [*{row.get("idx", place): row for place, row in [*enumerate(rows)][::-1]}.values()]  # the first of an idx
     rows = [row for row in rows if row["classification"] != "correct"] or rows  # which only have a line of their own
-    for row in (row for row in rows if row.get("validity", True)):
+    for row in (row for row in rows if row.get("validity", True) and not row.get("score_error")):
         labels, bad = row.get("scores") or {}, [step - 1 for step in row["error_steps"]]
         said = labels["step_level_validity_labels"] if labels else [score > 0.5 for score in row["score_steps"]]
         if row["classification"] in ("redundency", "circular"):
             said = [not label for label in labels.get("step_level_redundancy_labels", ())] or said
-        counts.update((place not in bad, bool(good)) for place, good in enumerate(said))
-        firsts += [not said[place] for place in sorted(bad)[:1] if place < len(said)]
+        counts.update((place not in bad, good == 1) for place, good in enumerate(said))
+        firsts += [said[place] == 0 for place in sorted(bad)[:1] if place < len(said)]
     hits, missed, false, right = (counts[good, said] for good in (True, False) for said in (True, False))
     f1, negative = (2 * each / ((2 * each + missed + false) or 1) for each in (hits, right))
     accuracies = {"step accuracy": (hits + right) / counts.total(), "first error accuracy": mean_of_present(firsts)}
@@ -94,12 +106,16 @@ def agent_process_bench(rows: Rows) -> Values:
     """Return the share of right labels over all steps, and of rows whose first step -1 (or none) is the right one.
 
     AgentProcessBench, arXiv 2603.14465, RUCBM/AgentProcessBench eval/compare.py: rows with `messages`, and rows of
-    which the newest has the labels of a model; what it did not label is wrong.
+    which the newest has the labels of a model (one `annotator`); what it did not label is wrong.
     """
     key = operator.itemgetter("data_source", "query_index", "sample_index")
     newest = sorted(rows, key=lambda row: str(row.get("updated_at") or ""))
     said = {key(row): row["step_labels"] or {} for row in newest if "messages" not in row}
-    pairs = [(row["step_labels"], said.get(key(row), {})) for row in rows if "messages" in row]
+    known = [row for row in rows if "messages" in row]
+    models = {(key(row), row.get("annotator")) for row in rows if "messages" not in row}
+    if not said or len(models) > len(said) or len({*map(key, known)}) < len(known):
+        raise ValueError("expected each trajectory once, and its labels by one model")
+    pairs = [(row["step_labels"], said.get(key(row), {})) for row in known]
     steps = [labels.get(step) == label for known, labels in pairs for step, label in known.items()]
     firsts = [{min((int(step) for step in each if each[step] == -1), default=-1) for each in pair} for pair in pairs]
     first = mean_of_present(len(each) == 1 for each in firsts)
@@ -113,16 +129,16 @@ def reward_math(rows: Rows) -> Values:
     score ranks before the right one. The scores of steps are reduced in each of the ways of `REDUCTIONS`.
     """
     values, steps = Values(), isinstance(rows[0]["score"][0], list)
-    for name, reduce in (REDUCTIONS if steps else {"": lambda score: score}).items():
+    for name, reduce in (REDUCTIONS if steps else {"": float}).items():
         ranks = []
         for row in rows:
             if "chosen_position" in row:  # a judge of pairs
-                lost = sum(map(operator.ne, row["score"], row["chosen_position"]))
+                lost = sum(one != other for one, other in zip(row["score"], row["chosen_position"], strict=True))
             else:
                 right = [source == "human_to_GPT-4" for source in row["solution_reference"]]
                 scores = list(map(reduce, row["score"]))
-                best = max(itertools.compress(scores, right))
-                lost = sum(score >= best for score, own in zip(scores, right, strict=True) if not own)
+                (best,) = itertools.compress(scores, right)
+                lost = sum(not score < best for score, own in zip(scores, right, strict=True) if not own)
             ranks.append(1 + lost)
         of = f" ({name})" if name else ""
         values[f"accuracy{of}"] = mean_of_present(rank == 1 for rank in ranks)
@@ -135,11 +151,15 @@ def ppe(rows: Rows) -> Values:
 
     PPE, arXiv 2410.14872, sections 4 and 5: `score_1`, ... with `winner` (ties are left out), or with `scores` and
     `sampled_conflict_pairs`. Best of K is over all subsets; its loss is the squared distance from a perfect pick.
+    Scores that are missing or "$ERROR$" are below all others.
     """
     hits, curves, areas = list[bool](), list[Any](), list[float]()
     for row in rows:
         said = [row[name] for name in (f"score_{k}" for k in range(1, len(row) + 1)) if name in row]
-        scores = np.array([-math.inf if each == "$ERROR$" else each for each in said], dtype=np.float64).ravel()
+        given = [None if each == "$ERROR$" else np.ravel(each)[0] for each in said]
+        scores = np.nan_to_num(np.array(given, dtype=np.float64), nan=-sys.float_info.max)
+        if "scores" not in row and row["winner"] not in ("model_a", "model_b", "tie", "tie (bothbad)"):
+            raise ValueError(f"unknown winner {row['winner']!r}")
         grades = np.array(row.get("scores") or [row["winner"] == each for each in ("model_a", "model_b")], dtype=float)
         pairs = row["sampled_conflict_pairs"] if "scores" in row else [(0, 1)]
         better = [pair if grades[pair[0]] > grades[pair[1]] else pair[::-1] for pair in pairs]

@@ -92,7 +92,8 @@ def test_a_judge_that_takes_the_first_place_has_ties_which_are_wrong():
     [
         ({"label": "A=B"}, "'label' must be one of"),
         ({"source": None}, "'source' must be a text"),
-        ({"judgments": [{"score": 1}]}, "must be null or have a 'decision'"),
+        ({"judgments": [{"score": 1}]}, "must be 1 or 2, null or with a 'decision'"),
+        ({"judgments": [None] * 3}, "must be 1 or 2, null or with a 'decision'"),
         ({"judgments": []}, "'judgments' must be a list of at least one"),
     ],
 )

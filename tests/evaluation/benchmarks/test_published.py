@@ -40,9 +40,17 @@ def test_the_first_step_that_is_not_above_one_half_is_predicted():
     }
 
 
+def test_a_solution_without_scores_has_no_prediction():
+    for failed in ({"score_steps": [], "score_error": "too long"}, {"score_error": "too long"}, {"score_steps": []}):
+        rows = [{"id": "math-0", "label": "0", "prediction": "0"}, {"id": "math-1", "label": -1, **failed}]
+        found = table("process-bench", rows).details["math"]
+        assert (found["error accuracy"], found["correct accuracy"]) == (1.0, 0.0)
+
+
 def test_one_half_alone_has_no_harmonic_mean():
     result = table("process-bench", [{"id": "math-0", "label": 1, "prediction": 1}])
     assert (result.overall, result.subsets, result.details["math"]["error accuracy"]) == (None, {}, 1.0)
+    assert result.missing == ("math",)
 
 
 def solution(kind, errors, valid, **fields):
@@ -77,6 +85,13 @@ def test_labels_of_redundancy_stand_for_validity_in_their_classes_and_scores_of_
     assert found == {"redundency": 1.0, "deception": pytest.approx(0.5 * 2 / 3), "confidence": 1.0}
 
 
+def test_only_the_first_row_of_a_solution_counts_and_only_labels_0_and_1_are_labels():
+    rows = [solution("deception", [1], [0, 0.9], idx="a"), solution("deception", [1], [1, 1], idx="a")]
+    assert table("prm-bench", rows).sections["step accuracy"] == 1 / 2
+    failed = {"classification": "deception", "error_steps": [1], "score_steps": [0.1], "score_error": "cut"}
+    assert table("prm-bench", [*rows, failed]).sections["step accuracy"] == 1 / 2
+
+
 def trajectory(query, labels, dataset="tau2", **fields):
     where = {"dataset": dataset, "data_source": dataset, "query_index": query, "sample_index": 0}
     return {**where, "step_labels": labels, **fields}
@@ -94,12 +109,26 @@ def test_steps_of_trajectories_are_counted_over_all_and_what_has_no_label_is_wro
         trajectory(0, {"2": 1, "4": -1, "8": -1}, annotator="m", updated_at="2026-02-05T14:49:08"),
         trajectory(0, {"2": 1, "4": 1, "6": 1}, annotator="m", updated_at="2026-02-03T14:49:08"),
         trajectory(1, {"2": 0, "4": 0}, annotator="m"),
+        trajectory(7, {"2": 0}, "bfcl", annotator="m"),
     ]
     result = table("agent-process-bench", known + said)
     assert result.details["tau2"] == {"step accuracy": 3 / 6, "first error accuracy": 2 / 3}
     assert result.details["bfcl"] == {"step accuracy": 0.0, "first error accuracy": 1.0}  # no label, and no error
     assert (result.overall, result.sections["first error accuracy"]) == (3 / 7, 3 / 4)
     assert result.counts == {"tau2": 3, "bfcl": 1}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [trajectory(0, {"2": 1}, messages=[])],
+        [trajectory(0, {"2": 1}, messages=[])] * 2 + [trajectory(0, {"2": 1}, annotator="m")],
+        [trajectory(0, {"2": 1}, messages=[]), *(trajectory(0, {"2": 1}, annotator=name) for name in "mn")],
+    ],
+)
+def test_trajectories_are_labelled_once_by_one_model(rows):
+    with pytest.raises(ConfigError, match="expected each trajectory once, and its labels by one model"):
+        table("agent-process-bench", rows)
 
 
 SOURCES = ["human_to_GPT-4", "a", "b", "c"]
@@ -110,6 +139,8 @@ def test_the_right_solution_must_be_strictly_above_all_others_and_ranks_behind_e
     result = table("reward-math", [{"solution_reference": SOURCES, "score": each} for each in scores])
     assert result.sections == {"accuracy": 1 / 4, "mean reciprocal rank": (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4}
     assert result.overall == 1 / 4
+    texts = [{"solution_reference": SOURCES, "score": ["10", "9", "2", "1"]}]  # of a csv file
+    assert table("reward-math", texts).overall == 1.0
 
 
 def test_pairs_of_a_judge_rank_the_right_solution_behind_those_that_it_lost_to():
@@ -140,6 +171,13 @@ def test_ppe_leaves_ties_of_people_out_and_counts_equal_scores_as_wrong():
     said = [("model_a", 2, 1), ("model_b", 2, 1), ("model_b", [1.0], [3.0]), ("model_a", 1, 1), ("tie", 1, 2)]
     rows = [{"winner": who, "score_1": one, "score_2": other} for who, one, other in said]
     assert table("ppe", rows).sections == {"accuracy": 2 / 4}
+    assert table("ppe", [{"winner": "model_a", "score_1": [1.0], "score_2": "$ERROR$"}]).overall == 1.0
+
+
+def test_a_reply_whose_score_is_missing_is_never_picked():
+    row = {"scores": [1, 0, 0], "score_1": None, "score_2": "$ERROR$", "score_3": 0, "sampled_conflict_pairs": [[0, 1]]}
+    found = table("ppe", [row]).sections
+    assert (found["accuracy"], found["best of K: end"], found["ROC area"]) == (0.0, 0.0, 0.25)
 
 
 def test_ppe_has_pairs_the_best_of_k_and_the_area_within_each_prompt():
@@ -176,13 +214,16 @@ def test_ppe_has_pairs_the_best_of_k_and_the_area_within_each_prompt():
         ("agent-process-bench", trajectory(0, {"2": 1}, annotator="m")),
         ("reward-math", {"solution_reference": SOURCES, "score": [1, 2]}),
         ("ppe", {"winner": "model_a", "score_1": 1}),
+        ("ppe", {"winner": "Model A", "score_1": 1, "score_2": 2}),
+        ("reward-math", {"solution_reference": SOURCES[:2] * 2, "score": [3, 2, 1, 0]}),
+        ("reward-math", {"score": ["A", "B"], "chosen_position": ["A"]}),
         ("ppe", {"scores": [1, 0], "sampled_conflict_pairs": [[0, 1]], "score_1": 1}),
         ("reward-math", {"solution_reference": SOURCES[1:], "score": [1, 2, 3]}),
         ("reward-math", {"solution_reference": SOURCES, "score": [[], [0.1], [0.2], [0.3]]}),
     ],
 )
 def test_rows_without_results_are_refused(name, row):
-    with pytest.raises(ConfigError, match="rows lack results"):
+    with pytest.raises(ConfigError, match=r"rows\[0\]: rows lack results"):
         table(name, [row])
 
 
