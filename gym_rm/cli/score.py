@@ -146,6 +146,8 @@ def rescore(
         named = [each.partition("=") for each in reward or []]
         read = partial(read_rollout, weights={name: number(weight or 1, "--reward", name) for name, _, weight in named})
         keep_inputs([rollouts, scorer.model], reports)
+        if rollouts.resolve() == output.resolve():
+            raise ConfigError(f"the rows of {str(output)!r} would be read again; choose another folder for --output.")
     except ValueError as error:
         fail(error, code=2)
 

@@ -20,6 +20,7 @@ from gym_rm.errors import ConfigError
 Row = Mapping[str, Any]
 REPLIES = (*REPLY_LISTS, "chosen", "rejected", "response")
 GROUPS, GRADES = ("group", "group_id", "prompt_id", "example_id"), ("right", "correct", "is_correct", "acc")
+RIGHT = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}  # also the texts of csv files
 FAILURES = ("error", "mask_sample", "_ng_failure_class")
 TURN = re.compile(r"(?:^|\n)(system|user|assistant)\n")  # what ChatML writes before a turn, without control tokens
 
@@ -80,7 +81,7 @@ def read_rollout(row: Row, where: str, index: int = 0, *, weights: Mapping[str, 
         reward=_reward(row, rewards, weights, where),
         group=name_of([row.get("step"), row.get("phase"), group, start]),
         name=None if plain.get("rollout") is None else str(plain["rollout"]),
-        right=float(right) if right in (0, 1) else math.nan,
+        right=RIGHT.get(str(right).lower(), math.nan),
     )
 
 

@@ -67,6 +67,8 @@ def test_files_of_a_folder_are_read_in_the_order_of_their_steps(tmp_path, scorer
     run(tmp_path / "dumps", "-o", tmp_path / "out")
     assert [row["step"] for row in read(tmp_path / "out" / "rollouts.jsonl")] == [9, 9, 10, 10]
     assert json.loads((tmp_path / "out" / "report.json").read_text())["accuracy, old"] == 1.0
+    result = run(tmp_path / "dumps", "-o", tmp_path / "dumps", "--overwrite", code=2)
+    assert "would be read again" in result.stderr
     (tmp_path / "empty").mkdir()
     assert "has no .jsonl and no .parquet file" in run(tmp_path / "empty", "-o", tmp_path / "two", code=1).stderr
 

@@ -150,6 +150,7 @@ def test_groups_are_replies_to_one_prompt_in_one_step(first, second, same):
 def test_rollouts_of_a_group_have_names_where_the_library_gives_them():
     assert [read(row).name for row in (GYM, EPISODE, RESULT, VERL)] == ["1", "t1", None, None]
     assert [read(row).right for row in (GYM, OURS, {**OURS, "right": False})] == [1.0, 1.0, 0.0]
+    assert [read({**OURS, "right": text}).right for text in ("True", "0", "1.0")] == [1.0, 0.0, 1.0]  # of csv files
     assert math.isnan(read({**OURS, "right": "almost"}).right)
 
 
