@@ -29,7 +29,7 @@ Predicted: TypeAlias = dict[str, RewardArray]
 ROUNDING = 2e-4  # largest difference of two right forwards in float32, relative to the largest score
 LEAST_EXPLAINED = 0.98  # by a cause beside which the server has another, small fault, such as rounding in 16 bits
 MOST_BESIDE = 0.2  # largest change of a score by the rows beside it, relative to the spread: 16 bits change it by less
-SIGMOID = "a sigmoid is applied"
+SIGMOID, MAPPED = "a sigmoid is applied", "scores are mapped"
 SYSTEM: Any = {"role": "system", "content": "Answer in one short sentence."}
 PROMPTS = ("You are a helpful assistant.", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
 
@@ -135,7 +135,8 @@ class ServedScores:
                 together = alone.copy()
                 together[known], _ = server.ask(form, [rows[k] for k in known])
                 if np.nanmax(np.abs(together - alone), initial=0.0) > MOST_BESIDE * self._ours.std():
-                    yield self._compare(server, form, together, refused, " in one request", self._padded(alone))
+                    faults = self._padded(alone, together)
+                    yield self._compare(server, form, together, refused, " in one request", faults)
 
     def _compare(
         self, server: AskedServer, form: str, served: RewardArray, why: Any, part: str = "", faults: Any = None
@@ -152,7 +153,7 @@ class ServedScores:
             predicted = np.where(np.isfinite(scores), scores, self._ours)[known]
             left = np.abs(theirs - predicted)
             explained = max(0.0, 1 - float((left**2).sum() / squares))  # not by a constant alone
-            exact = bool(left.max() <= ROUNDING * np.abs(predicted).max())
+            exact = bool(left.max() <= ROUNDING * np.abs(predicted).max()) and explained > 0.9
             causes.append(Cause(name, explained, float(left.max()), exact))
         causes.sort(key=lambda each: (not each.exact, 0.0 if each.exact else -each.explained))  # the first of equals
         found = replace(found, causes=tuple(causes))
@@ -165,7 +166,7 @@ class ServedScores:
             scores = _scores(self._load(self._model, dtype=dtype, check=False).score, self._rows["messages"])
             rounding = (scores.rewards - self._ours)[known]
             most, ratio = float(np.abs(rounding).max()), size / rounding.std()
-            if best.explained > 0.5 and 0.3 < best.left / most < 2:
+            if best.explained > 0.5 and 0.3 < best.left / most < 2 and not best.name.startswith(MAPPED):  # a fit
                 best = replace(best, name=f"{best.name}, beside rounding as of {dtype}", exact=True)
                 return replace(found, causes=(best, *found.causes[1:]))
             if 0.5 < ratio < 2:  # the rounding of bfloat16 is 8 times that of float16
@@ -179,6 +180,7 @@ class ServedScores:
         known, labels = np.isfinite(served), self._scores.components
         found = {**self._of_texts, **self._cut(served), SIGMOID: 1 / (1 + np.exp(-self._ours))}
         found["a softmax is applied to one value"] = np.ones_like(self._ours)
+        found |= {f"scores are rounded to {k} decimals": self._ours.round(k) for k in range(4)}
         shares = np.exp(list(labels.values())) / np.exp(list(labels.values())).sum(axis=0)
         for name, share in zip(labels, shares, strict=True):
             found |= {f"it is the label {name!r}": labels[name], f"it is the label {name!r} after a softmax": share}
@@ -186,7 +188,7 @@ class ServedScores:
             found[f"the weights of {other}"] = _scores(self._load(other).score, self._rows["messages"]).rewards
         if known.sum() > 5:
             slope, constant = np.polyfit(self._ours[known], served[known], 1)
-            found[f"scores are mapped: {slope:.4g} x score {constant:+.4g}"] = slope * self._ours + constant
+            found[f"{MAPPED}: {slope:.4g} x score {constant:+.4g}"] = slope * self._ours + constant
         told = [(form != "token ids" and server.token_ids(form, each)) or [] for each in self._rows[form]]
         pairs = [(read or ids, ids) for read, ids in zip(told, self._ids, strict=True)]
         for read, ids in [each for each in pairs if each[0] != each[1]][:1]:
@@ -208,6 +210,7 @@ class ServedScores:
         """Return the token ids of a conversation with each fault of its text."""
         lead, rest = (chat[:1], chat[1:]) if chat[0]["role"] == "system" else ([], chat)
         edits = {"system messages are not read": rest, "only the last question and its reply are read": chat[-2:]}
+        edits["only the last reply is read"] = chat[-1:]
         for text in PROMPTS:
             edits[f"the system prompt {text!r} is added"] = [*(lead or [{**SYSTEM, "content": text}]), *rest]
         written = zip(edits, self._renderer.encode([*edits.values()]), strict=True)
@@ -237,14 +240,14 @@ class ServedScores:
             found[f"texts are cut to {tried[best]} tokens, on the {side}"] = cut
         return found
 
-    def _padded(self, alone: RewardArray) -> Predicted:
+    def _padded(self, alone: RewardArray, together: RewardArray) -> Predicted:
         pad, longest = self._renderer.tokenizer.pad_token_id or 0, max(map(len, self._ids))
         pads = [[pad] * (longest - len(ids)) for ids in self._ids]
         sides = {"left": zip(pads, self._ids, strict=True), "right": zip(self._ids, pads, strict=True)}
-        read = {
-            f"padding on the {side} is read": self._rewards([a + b for a, b in each]) for side, each in sides.items()
-        }
-        return {**read, "padding: a score depends on the rows beside it": alone}
+        found = {f"padding on the {k} is read": self._rewards([a + b for a, b in each]) for k, each in sides.items()}
+        if np.allclose(np.sort(together), np.sort(alone), equal_nan=True):
+            found["rows get the scores of other rows"] = together
+        return {**found, "padding: a score depends on the rows beside it": alone}
 
 
 def _scores(score: Callable[[Any], Scores], rows: Sequence[Any]) -> Scores:

@@ -97,6 +97,10 @@ def cut(length, side):
     return lambda rows: [each[part] for each in rows]
 
 
+def last_turn(ids):
+    return max(place for place, token in enumerate(ids) if token == ids[0])  # where <|im_start|> is
+
+
 FAULTS = {
     "an EOS is added or doubled": {"ids": lambda rows: [[*each, EOS] for each in rows]},
     "the last EOS is missing": {"ids": lambda rows: [each[:-2] for each in rows]},
@@ -105,6 +109,8 @@ FAULTS = {
     "a sigmoid is applied": {"rewards": lambda rewards: 1 / (1 + np.exp(-rewards))},
     "the first token is read, not the last": {"ids": lambda rows: [each[:1] for each in rows]},
     "scores are mapped: 0.5 x score -2": {"rewards": lambda rewards: 0.5 * rewards - 2},
+    "scores are rounded to 1 decimals": {"rewards": lambda rewards: rewards.round(1)},
+    "only the last reply is read": {"ids": lambda rows: [each[last_turn(each) :] for each in rows]},
 }
 
 
@@ -126,6 +132,16 @@ def test_a_fault_before_a_sigmoid_is_named_too(model, scorer):
     (found,) = compared(model, app)
     assert found.form == "texts before a sigmoid"
     assert found.cause.name == "a sigmoid is applied, and texts are cut to 200 tokens, on the left"
+
+
+def test_a_sigmoid_with_a_temperature_is_no_line_beside_rounding(model, scorer):
+    (found,) = compared(model, FaultyApp(scorer, rewards=lambda rewards: 1 / (1 + np.exp(-rewards / 2))))
+    assert found.cause.name.startswith("a sigmoid is applied, and scores are mapped: 0.5 x score")
+
+
+def test_scores_of_other_rows_are_named(model, scorer):
+    *_, together = compared(model, FaultyApp(scorer, rewards=lambda rewards: rewards[::-1]))
+    assert (together.form, together.cause.name) == ("texts in one request", "rows get the scores of other rows")
 
 
 def test_padding_that_is_read_shows_beside_other_rows(model, scorer):
