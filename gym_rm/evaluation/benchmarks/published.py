@@ -98,8 +98,9 @@ def prm_bench(rows: Rows) -> Values:
         firsts += [said[place] == 0 for place in sorted(bad)[:1] if place < len(said)]
     hits, missed, false, right = (counts[good, said] for good in (True, False) for said in (True, False))
     f1, negative = (2 * each / ((2 * each + missed + false) or 1) for each in (hits, right))
-    accuracies = {"step accuracy": (hits + right) / counts.total(), "first error accuracy": mean_of_present(firsts)}
-    return {"PRM score": 0.5 * f1 + 0.5 * negative, "F1": f1, "negative F1": negative, **accuracies}
+    steps = (hits + right) / counts.total() if counts else None
+    accuracies = {"step accuracy": steps, "first error accuracy": mean_of_present(firsts)}
+    return {"PRM score": 0.5 * f1 + 0.5 * negative if counts else None, "F1": f1, "negative F1": negative, **accuracies}
 
 
 def agent_process_bench(rows: Rows) -> Values:

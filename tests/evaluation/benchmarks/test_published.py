@@ -89,7 +89,8 @@ def test_only_the_first_row_of_a_solution_counts_and_only_labels_0_and_1_are_lab
     rows = [solution("deception", [1], [0, 0.9], idx="a"), solution("deception", [1], [1, 1], idx="a")]
     assert table("prm-bench", rows).sections["step accuracy"] == 1 / 2
     failed = {"classification": "deception", "error_steps": [1], "score_steps": [0.1], "score_error": "cut"}
-    assert table("prm-bench", [*rows, failed]).sections["step accuracy"] == 1 / 2
+    found = table("prm-bench", [*rows, {**failed, "classification": "circular"}])
+    assert (found.sections["step accuracy"], [*found.subsets]) == (1 / 2, ["deception"])
 
 
 def trajectory(query, labels, dataset="tau2", **fields):
