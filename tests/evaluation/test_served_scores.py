@@ -1,5 +1,6 @@
 """Faults that are planted in servers of the embedded reward model, which the probe must name."""
 
+import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from reward_servers import NO_ROUTE, App, Posing, error, ok, serve
 
 import gym_rm
 from gym_rm.engine.reward_model_scorer import load_reward_model
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.evaluation.served_scores import ServedScores, probe_rows
 from gym_rm.scorers.remote.asked import AskedServer
 
@@ -167,6 +168,17 @@ def test_rows_that_the_server_refuses_are_left_out(model, scorer):
     assert found.difference <= found.allowed
     assert 0 < found.rows < len(ROWS)
     assert found.refused == ("too long",) * (len(ROWS) - found.rows)
+
+
+@pytest.mark.parametrize(("status", "message"), [(501, "cannot do this"), (404, "does not exist"), (401, "refused")])
+def test_a_server_that_cannot_be_asked_says_why(status, message):
+    app = App()
+    app.respond = lambda *_: asyncio.sleep(0, error(status, "no"))
+    with serve(app) as url:
+        server = AskedServer(f"{url}/get_reward")
+        with pytest.raises(GymRMError, match=message):
+            server.ask("texts", [("2 + 2? 4", "2 + 2?")])
+        assert server.token_ids("texts", ("2 + 2? 4", "2 + 2?")) is None
 
 
 def test_a_model_that_scores_none_of_the_rows_is_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +157,7 @@ def ppe(rows: Rows) -> Values:
     for row in rows:
         said = [row[name] for name in (f"score_{k}" for k in range(1, len(row) + 1)) if name in row]
         given = [None if each == "$ERROR$" else np.ravel(each)[0] for each in said]
-        scores = np.nan_to_num(np.array(given, dtype=np.float64), nan=-sys.float_info.max)
+        scores = np.nan_to_num(np.array(given, dtype=np.float64), nan=-1e308)  # no infinity, so that they differ by 0
         if "scores" not in row and row["winner"] not in ("model_a", "model_b", "tie", "tie (bothbad)"):
             raise ValueError(f"unknown winner {row['winner']!r}")
         grades = np.array(row.get("scores") or [row["winner"] == each for each in ("model_a", "model_b")], dtype=float)

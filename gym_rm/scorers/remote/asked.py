@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_rm.errors import RemoteError
+from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, Refused, parse_body
@@ -75,14 +75,15 @@ class AskedServer:
         """
         try:
             reply = self._send(self._route or ROUTES[self._protocol], self._body(form, rows))
+        except Refused as refused:
+            return np.full(len(rows), np.nan), refused.reason
+        try:
             found = reply if isinstance(reply, list) else reply.get("rewards", reply.get("data"))
             if isinstance(found[0], Mapping):
                 (name,) = {"probs", "embedding", "data"} & {*found[0]}
                 found = [each[name][-1] for each in sorted(found, key=lambda each: each.get("index", 0))]
             rewards = np.array(found, dtype=np.float64).reshape(len(rows))
             return rewards, None if np.isfinite(rewards).all() else f"no reward: {reply!r:.300}"
-        except Refused as refused:
-            return np.full(len(rows), np.nan), refused.reason
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidReply(f"expected {len(rows)} rewards of {self._model}, got {reply!r:.200}") from error
 
@@ -92,5 +93,5 @@ class AskedServer:
         try:
             asked = {**body, "prompt": row[0], "input": None} if form == "texts" else body
             return [*map(int, self._send("/tokenize", asked)["tokens"])]
-        except (RemoteError, Refused, LookupError, TypeError):
+        except (ConfigError, RemoteError, Refused, LookupError, TypeError):
             return None
