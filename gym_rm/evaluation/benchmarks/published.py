@@ -18,6 +18,7 @@ from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, BenchmarkRow, by_
 from gym_rm.evaluation.best_of_n import expected_best
 from gym_rm.types import Comparison
 
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 Values: TypeAlias = dict[str, float | None]
 REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -45,7 +46,7 @@ class PublishedTable:
         try:
             details = {name: self.measure(group) for name, group in groups.items()}
             total = self.measure([row.fields for row in rows])
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        except MALFORMED as error:
             where = next((row.comparison.where for row in rows if self._error(row) == repr(error)), "all rows")
             raise ConfigError(f"{where}: rows lack results, or have others: {error!r}.") from error
         subsets = {name: value for name, each in details.items() if (value := next(iter(each.values()))) is not None}
@@ -57,7 +58,7 @@ class PublishedTable:
     def _error(self, row: BenchmarkRow) -> str | None:
         try:
             self.measure([row.fields])
-        except Exception as error:
+        except MALFORMED as error:
             return repr(error)
         return None
 
