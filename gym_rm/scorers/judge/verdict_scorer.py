@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -17,7 +16,7 @@ from gym_rm.scorers.judge.forms import last_object, read_verdict, tiebroken
 from gym_rm.scorers.judge.options import OURS
 from gym_rm.scorers.judge.rubrics import field_of
 from gym_rm.scorers.judge.styles import load_style
-from gym_rm.scorers.judge.verdicts import NoVerdict, object_at
+from gym_rm.scorers.judge.verdicts import MAX_LENGTH, MOST_FAILURES, NoVerdict, number_on, object_at
 from gym_rm.scorers.reply_scorer import Grade, ReplyScorer
 from gym_rm.types import Prompt
 
@@ -25,8 +24,10 @@ NVIDIA = "generative_reward_model"
 UNREADABLE = {"preference": 0.0, "distance": -100.0, NVIDIA: -100.0}
 WEIGHTS, RUBRICS_WEIGHT = {"score_1": 1.0, "score_2": 1.0, "ranking": 2.0}, 0.5
 LABEL = ("preferred", "ground_truth_overall", "ground_truth_rubric_scores", "judge_mark")
+READ = (-1e6, 1e6)  # numbers beyond are no scores: one reply would outweigh all others, or overflow
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 Parts: TypeAlias = dict[int | None, dict[str, float]]  # numbers by name, overall (None) and of each rubric by its id
+_OBJECT = regex.compile(r"\{\s*+[\"}]")  # the beginning of a JSON object
 _WRONG_ESCAPE = regex.compile(r'(?<!\\)((?:\\\\)*)\\(?!["\\/bfnrtu])')  # of LaTeX in JSON
 
 
@@ -36,14 +37,15 @@ class VerdictScorer(ReplyScorer):
     A label is `preferred` (1 or 2, the place of the better reply) or `ground_truth_overall` (any of `score_1`,
     `score_2`, and `ranking` from 1, the first reply is much better, to 6), and `ground_truth_rubric_scores`, a list of
     the same with a `rubric_id`. Without what the formula needs, the row has an error. The info `verdict` is `right`,
-    `wrong`, `tie` or `unreadable`, None for an error.
+    `wrong`, `tie` or `unreadable`, None for an error or a label that prefers no reply.
 
     Args:
         style: the judge's style, a name or file, whose parser reads the verdict, as in `JudgeScorer`; None for ours.
         formula: `"preference"`: 1.0 if the verdict prefers the better reply, else 0.0. `"distance"`: minus
             `|s1 - t1| + |s2 - t2| + 2 |r - t|` of the fields that the label has. `"generative_reward_model"`: the same,
             minus half of its mean over the rubrics of the label, from answers with exactly one JSON object that has
-            each of these rubrics once; without a style (resources_servers/generative_reward_model of NVIDIA-NeMo/Gym).
+            each of these rubrics once; without a style (README of resources_servers/generative_reward_model in
+            NVIDIA-NeMo/Gym, whose code takes the mean of the rubrics that differ, so that one more right one can cost).
         unreadable: reward of a reply without a verdict; `"error"` for an error of the row; None for 0 with
             `"preference"`, else -100.
         judged, thinking: fields of `JudgedOptions`. A reply whose thinking has not ended has no verdict.
@@ -98,7 +100,7 @@ class VerdictScorer(ReplyScorer):
             better = ahead(label[None]) if preferred is None else {1: 1.0, 2: -1.0}[preferred]
             if not (better if by_preference else any(label.values())):
                 raise ValueError(f"formula={self.formula!r} needs {'preferred or ' * by_preference}{LABEL[1]}")
-        except MALFORMED as error:
+        except (*MALFORMED, NoVerdict) as error:
             shown = dict(zip(LABEL, given, strict=True))
             return self.unread(RowError(f"the label of the row, {shown!r:.200}, is not enough: {error!r}", "invalid"))
         try:
@@ -116,18 +118,18 @@ class VerdictScorer(ReplyScorer):
             if self.unreadable is None:
                 return self.unread(RowError(f"the reply has no verdict: {error}"))
             return Grade(self.unreadable, infos={"verdict": "unreadable"})
-        lead = ahead(told[None])
-        verdict = "right" if lead * better > 0 else "wrong" if lead else "tie"
+        lead = math.copysign(1.0, better) * ahead(told[None])
+        verdict = None if not better else "right" if lead > 0 else "wrong" if lead else "tie"
         return Grade(float(verdict == "right") if by_preference else reward, infos={"verdict": verdict})
 
 
 def numbers_of(overall: Any, rubrics: Any) -> Parts:
-    """Return the numbers that are there, overall and of each rubric. Raises one of `MALFORMED`."""
+    """Return the numbers that are there, overall and of each rubric. Raises NoVerdict or one of `MALFORMED`."""
     given = [(None, overall), *((int(each["rubric_id"]), each) for each in rubrics)]
     if len(dict(given)) < len(given):
         raise ValueError("a rubric is there twice")
     known = [(part, [name for name in WEIGHTS if each.get(name) is not None], each) for part, each in given]
-    return {part: {name: finite(name, float(each[name])) for name in names} for part, names, each in known}
+    return {part: {name: number_on(READ, each[name]) for name in names} for part, names, each in known}
 
 
 def ahead(fields: Mapping[str, float]) -> float:
@@ -152,14 +154,17 @@ def distance(told: Parts, label: Parts) -> float:
 
 def read_rubrics(text: str) -> Parts:
     """Return the numbers of the only JSON object in a text. Raises NoVerdict if there is another one, or one lacks."""
-    text, found = _WRONG_ESCAPE.sub(r"\1\\\\", text), list[Mapping[str, Any]]()
-    place = text.find("{")
-    while place >= 0:
-        end = place + 1
-        with contextlib.suppress(NoVerdict):
-            each, end = object_at(text, place)
+    if len(text) > MAX_LENGTH:
+        raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
+    text, found, failures, end = _WRONG_ESCAPE.sub(r"\1\\\\", text), list[Mapping[str, Any]](), 0, 0
+    while opened := _OBJECT.search(text, end):
+        try:
+            each, end = object_at(text, opened.start())
             found.append(each)
-        place = text.find("{", end)
+        except NoVerdict:
+            failures, end = failures + 1, opened.start() + 1
+            if failures > MOST_FAILURES:
+                raise
     try:
         (only,) = found
         told = numbers_of(only["overall"], only["rubric_evaluations"])

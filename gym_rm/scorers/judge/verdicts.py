@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 MAX_LENGTH = 100_000
 """Characters of the longest answer that is read."""
 READING_SECONDS = 1.0
-_MOST_FAILURES = 200  # each can be a JSON object of any depth
+MOST_FAILURES = 200  # each can be a JSON object of any depth
 
 _WORDS = (
     "a|all|an|analysis|and|are|as follows|assessment|based|but|clear|conclusion|corrected|decision|draw|end"
@@ -102,8 +102,8 @@ def read_last(text: str, opener: str, read: Callable[[Any], tuple[Value, int]], 
                 found.append((*read(match), match))
             except NoVerdict as error:
                 failures.append(str(error))
-            if len(failures) > _MOST_FAILURES:
-                raise NoVerdict(f"the answer begins more than {_MOST_FAILURES} verdicts without a value")
+            if len(failures) > MOST_FAILURES:
+                raise NoVerdict(f"the answer begins more than {MOST_FAILURES} verdicts without a value")
     except TimeoutError as error:
         raise NoVerdict(f"the answer takes more than {READING_SECONDS:g} s to read") from error
     if not found:

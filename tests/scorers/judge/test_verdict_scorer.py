@@ -115,11 +115,21 @@ def test_the_formula_of_nvidia(reply, label, reward):
         answer((5, 1, float("nan")), (5, 1, 1)),
         answer((5, 1, 1), (5, 1, None)),
         answer((5, 1, 1), (5, 1, 1))[:-1],
+        answer((True, 1, 1), (5, 1, 1)),
+        answer((1e300, 1, 1), (5, 1, 1)),  # its distance is no reward that a trainer can use
+        answer((1e308, -1e308, 1), (5, 1, 1)),
+        '{"a":' * 10_000 + answer((5, 1, 1), (5, 1, 1)),
+        "." * 200_000 + answer((5, 1, 1), (5, 1, 1)),
         json.dumps({"rubric_evaluations": [fields(5, 1, 1, rubric_id=1)] * 2, "overall": fields(5, 1, 1)}),
     ],
 )
 def test_other_answers_than_one_object_with_these_rubrics_are_unreadable(reply):
     assert score(NVIDIA, reply, **labelled((5, 1, 1), (5, 1, 1))) == (-100.0, "unreadable", None)
+
+
+def test_a_label_that_prefers_no_reply_makes_no_verdict_right_or_wrong():
+    for label in ({"score_1": 4}, fields(3, 3, 3.5)):
+        assert score(NVIDIA, answer((5, 1, 1), (5, 1, 1)), ground_truth_overall=label)[1] is None
 
 
 @pytest.mark.parametrize(
