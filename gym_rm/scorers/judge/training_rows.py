@@ -10,6 +10,7 @@ from gym_rm.config import parse_settings
 from gym_rm.data.comparisons import ComparisonSet, prompt_of
 from gym_rm.data.formats.reply_lists import OVERALL
 from gym_rm.errors import ConfigError
+from gym_rm.scorers.judge.forms import TIED_RANK
 from gym_rm.scorers.judge.options import JudgeOptions
 from gym_rm.scorers.judge.plan import JudgeRow
 from gym_rm.scorers.judge.scorer import judge_mode
@@ -44,10 +45,12 @@ def judgement_rows(pairs: ComparisonSet, *, style: str, **options: Any) -> Itera
                 if each.ranks is None or each.ranks[one] == each.ranks[other]:
                     continue
                 better, label = int(each.ranks[one] > each.ranks[other]), dict[str, float]()
-                if known:
+                # Ratings against the ranks would be paid for the other reply.
+                if known and (known[0][one] - known[0][other]) * (each.ranks[other] - each.ranks[one]) >= 0:
                     label = {"score_1": known[0][one], "score_2": known[0][other]}
                 elif each.margin and pairs.shapes.keys() == {"signed"}:
-                    label = {"ranking": 3 + each.margin if better else 4 - each.margin}
+                    away = max(each.margin - 0.5, each.margin / 2)  # a mean of several people can be below 1
+                    label = {"ranking": TIED_RANK + away if better else TIED_RANK - away}
                 yield {
                     "prompt_id": f"{number}.{pair}/{PLACES[better]}",
                     "messages": list(question.messages),

@@ -12,7 +12,7 @@ from gym_rm.checks import finite, one_of
 from gym_rm.engine.text.judged import Judged
 from gym_rm.errors import ConfigError, RowError
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.forms import last_object, read_verdict, tiebroken
+from gym_rm.scorers.judge.forms import RANKS, last_object, read_verdict, tiebroken
 from gym_rm.scorers.judge.options import OURS
 from gym_rm.scorers.judge.rubrics import field_of
 from gym_rm.scorers.judge.styles import load_style
@@ -98,6 +98,8 @@ class VerdictScorer(ReplyScorer):
         try:
             label = numbers_of(overall or {}, (rubrics or ()) if mode is None else ())
             better = ahead(label[None]) if preferred is None else {1: 1.0, 2: -1.0}[preferred]
+            for name in label[None] if self.formula == "distance" and mode else ():
+                number_on(RANKS if name == "ranking" else mode.scale, label[None][name])
             if not (better if by_preference else any(label.values())):
                 raise ValueError(f"formula={self.formula!r} needs {'preferred or ' * by_preference}{LABEL[1]}")
         except (*MALFORMED, NoVerdict) as error:

@@ -89,6 +89,13 @@ def test_labels_have_what_the_rows_say():
     assert [row["preferred"] for row in rows_of(RATED)] == [2, 1]
 
 
+def test_a_label_never_prefers_the_other_reply():
+    weak = [row["ground_truth_overall"] for row in rows_of({**SIGNED, "overall_preference": -0.25})]
+    assert weak == [{"ranking": 3.375}, {"ranking": 3.625}]
+    ranked = [{"completion": "5", "score": 5, "rank": 1}, {"completion": "4", "score": 2, "rank": 0}]
+    assert not any("ground_truth_overall" in row for row in rows_of({**RATED, "completions": ranked}))
+
+
 def test_ties_have_no_row():
     assert rows_of({**SIGNED, "overall_preference": 0}, PAIR) == [
         {**row, "prompt_id": row["prompt_id"].replace("0.", "1.")} for row in rows_of(PAIR)

@@ -141,6 +141,7 @@ def test_a_label_that_prefers_no_reply_makes_no_verdict_right_or_wrong():
         ("distance", {"preferred": 1}),
         ("distance", {"ground_truth_overall": {"ranking": "high"}}),
         ("distance", {"ground_truth_overall": 4}),
+        ("distance", {"ground_truth_overall": fields(8, 7, 3)}),  # on the scale of genrm, 5 and 5 would be nearest
         ("distance", {"ground_truth_rubric_scores": [{"rubric_id": 1, "ranking": 5}]}),
         ("generative_reward_model", {"ground_truth_rubric_scores": [{"ranking": 5}]}),
         ("generative_reward_model", {"ground_truth_rubric_scores": [{"rubric_id": 1}, {"rubric_id": 1, "ranking": 2}]}),
