@@ -165,8 +165,8 @@ def run_audit(
     best = {row: found for row, each in enumerate(rows.rows) if (found := scores.best(row, each.good)) is not None}
     if len(best) < 2:
         raise ConfigError(
-            f"an audit needs at least two good replies with a score, got {len(best)} of {len(rows.rows)} rows; score "
-            "the same rows with gym-rm score to see the errors."
+            f"an audit needs at least two good replies with a score, got {len(best)} of {len(rows.rows)} rows"
+            f"{scores.first_error}."
         )
     values = np.array([score for _, score in best.values()])
     worse = {row: scores.best(row, rows.rows[row].bad) for row in best if rows.rows[row].bad}
@@ -176,7 +176,7 @@ def run_audit(
         spread = float(np.sqrt(np.mean(margins**2))) if margins.any() else 1.0
     lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread)
     if 2 * (lost := sum(not line.rows for line in lines)) > len(lines):
-        raise ConfigError(f"{lost} of {len(lines)} changes have no score; see the errors with gym-rm score.")
+        raise ConfigError(f"{lost} of {len(lines)} changes have no score{scores.first_error}.")
     return Audit(
         record=_record(scorer, scores, rows, lines),
         num_rows=len(best),
@@ -198,12 +198,13 @@ def _lines(
 ) -> list[AuditLine]:
     """Return the line of every perturbation that changes a reply."""
     others = other_replies(rows)
+    good = {row: [text for text in rows[row].good if scores.best(row, (text,)) is not None] for row in used}
 
     def changed(change: Perturbation, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the replies before and after a change of a row; one that is another good reply is no change."""
         each, before, after = rows[row], list[str](), list[str]()
         # One reply of a row is changed, not the one with the highest score: that has luck on its side.
-        for text in each.good[: None if change.every else 1]:
+        for text in good[row][: None if change.every else 1]:
             reply = ReplyToChange(
                 text,
                 question=each.messages[-1]["content"],

@@ -100,6 +100,7 @@ class ReplyScores:
     Attributes:
         compares: whether replies are compared.
         scored: number of replies that were scored.
+        first_error: why the first reply without a score has none, to end a message; empty if all have one.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ReplyScores:
         self._known: dict[tuple[int, str], float] = {}
         self.provenance: Any = provenance_of(scorer)
         self.compares = compares_groups(self.provenance)
-        self.scored = 0
+        self.scored, self.first_error = 0, ""
         if self.compares:
             self._known = {(row, each.good[0]): 0.0 for row, each in enumerate(rows)}
 
@@ -136,6 +137,8 @@ class ReplyScores:
             prompts += [replace(of.prompt, prompt_id=f"{of.prompt.prompt_id}#{number}")] * len(group)
         scores = try_score(self._scorer, conversations, prompts)
         self.provenance = self.provenance or scores.provenance
+        for row in scores.failed_rows[:1] if not self.first_error else ():
+            self.first_error = f"; the first error: {str(scores.errors[row]).rstrip('.')}"
         return scores.rewards[1::2] - scores.rewards[::2] if self.compares else scores.rewards
 
     def best(self, row: int, texts: Sequence[str]) -> tuple[str, float] | None:

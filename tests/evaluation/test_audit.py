@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -119,9 +120,18 @@ def test_failed_rows_are_counted_and_left_out(made_up):
 
 
 def test_an_audit_without_scores_is_an_error(made_up):
-    scorer = gym_rm.load_scorer(lambda conversations: [None] * len(conversations))
-    with pytest.raises(ConfigError, match="at least two good replies with a score, got 0 of 20 rows"):
+    scorer = gym_rm.load_scorer(lambda conversations: [math.nan] * len(conversations))
+    with pytest.raises(ConfigError, match="with a score, got 0 of 20 rows; the first error: the reward is nan"):
         run_audit(scorer, made_up)
+
+
+def test_a_good_reply_with_a_score_is_changed(made_up):
+    def picky(conversations):
+        return [None if reply(each).startswith("It is") else 1.0 for each in conversations]
+
+    rows = tuple(dataclasses.replace(row, good=(*row.good, f"{n}, yes.")) for n, row in enumerate(made_up.rows))
+    found = line(run_audit(gym_rm.load_scorer(picky), dataclasses.replace(made_up, rows=rows)), "empty reply")
+    assert (found.rows, found.failed) == (20, 0)
 
 
 def test_a_verifier_receives_the_prompts():

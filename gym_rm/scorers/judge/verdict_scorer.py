@@ -98,8 +98,8 @@ class VerdictScorer(ReplyScorer):
         try:
             label = numbers_of(overall or {}, (rubrics or ()) if mode is None else ())
             better = ahead(label[None]) if preferred is None else {1: 1.0, 2: -1.0}[preferred]
-            for name in label[None] if self.formula == "distance" and mode else ():
-                number_on(RANKS if name == "ranking" else mode.scale, label[None][name])
+            if mode is not None and not by_preference:
+                [number_on(RANKS if name == "ranking" else mode.scale, known) for name, known in label[None].items()]
             if not (better if by_preference else any(label.values())):
                 raise ValueError(f"formula={self.formula!r} needs {'preferred or ' * by_preference}{LABEL[1]}")
         except (*MALFORMED, NoVerdict) as error:
