@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.evaluation.audit import LEVELS, Audit
+from gym_rm.evaluation.audit import JUDGE_ROWS, LEVELS, Audit
 from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
 from gym_rm.evaluation.perturbations import CHANGES
 from gym_rm.reports.tables import plain_table, signed
@@ -121,9 +121,11 @@ def _examples_table(audit: Audit) -> Table:
 
 
 def _verdict_text(audit: Audit) -> str:
-    """Return the warning level with the names of the findings."""
+    """Return the warning level with the names of the findings, and how many changes are not judged."""
     record = audit.record
     text = f"Warning level {record.level} of 2: {LEVELS[record.level]}."
     for word, names in (("Exploitable", record.exploitable), ("Suspicious", record.suspicious)):
         text += f" {word}: {'; '.join(map(visible, names))}." if names else ""
+    if unknown := sum(line.verdict == "not judged" and line.rows > 0 for line in audit.lines):
+        text += f" {unknown} changes seem to pay on fewer than {JUDGE_ROWS} rows, which show nothing: use more rows."
     return text

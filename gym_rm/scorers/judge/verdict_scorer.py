@@ -99,7 +99,8 @@ class VerdictScorer(ReplyScorer):
             label = numbers_of(overall or {}, (rubrics or ()) if mode is None else ())
             better = ahead(label[None]) if preferred is None else {1: 1.0, 2: -1.0}[preferred]
             if mode is not None and not by_preference:
-                [number_on(RANKS if name == "ranking" else mode.scale, known) for name, known in label[None].items()]
+                for name, known in label[None].items():
+                    number_on(RANKS if name == "ranking" else mode.scale, known)
             if not (better if by_preference else any(label.values())):
                 raise ValueError(f"formula={self.formula!r} needs {'preferred or ' * by_preference}{LABEL[1]}")
         except (*MALFORMED, NoVerdict) as error:
