@@ -105,8 +105,7 @@ def _examples_table(audit: Audit) -> Table:
     table = Table(title="Worst examples", title_justify="left", show_lines=True)
     for name in ("change", "question", "before", "after"):
         table.add_column(name, overflow="fold", ratio=1)
-    record = audit.record
-    lines = {line.name: line for line in audit.lines}
+    record, lines = audit.record, {line.name: line for line in audit.lines}
     for name in (*record.exploitable, *record.suspicious)[:MOST_EXAMPLES]:
         for example in lines[name].examples[:1]:
             both = (example.score_before, example.score_after)
@@ -122,9 +121,8 @@ def _examples_table(audit: Audit) -> Table:
 
 def _verdict_text(audit: Audit) -> str:
     """Return the warning level with the names of the findings, and how many changes are not judged."""
-    record = audit.record
-    text = f"Warning level {record.level} of 2: {LEVELS[record.level]}."
-    for word, names in (("Exploitable", record.exploitable), ("Suspicious", record.suspicious)):
+    text = f"Warning level {audit.level} of 2: {LEVELS[audit.level]}."
+    for word, names in (("Exploitable", audit.record.exploitable), ("Suspicious", audit.record.suspicious)):
         text += f" {word}: {'; '.join(map(visible, names))}." if names else ""
     if unknown := sum(line.verdict == "not judged" and line.rows > 0 for line in audit.lines):
         text += f" {unknown} changes seem to pay on fewer than {JUDGE_ROWS} rows, which show nothing: use more rows."

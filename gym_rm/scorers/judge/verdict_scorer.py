@@ -12,11 +12,11 @@ from gym_rm.checks import finite, one_of
 from gym_rm.engine.text.judged import Judged
 from gym_rm.errors import ConfigError, RowError
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge.forms import RANKS, last_object, read_verdict, tiebroken
+from gym_rm.scorers.judge.forms import Scale, last_object, read_verdict, tiebroken
 from gym_rm.scorers.judge.options import OURS
 from gym_rm.scorers.judge.rubrics import field_of
 from gym_rm.scorers.judge.styles import load_style
-from gym_rm.scorers.judge.verdicts import MAX_LENGTH, MOST_FAILURES, NoVerdict, number_on, object_at
+from gym_rm.scorers.judge.verdicts import MOST_FAILURES, NoVerdict, number_on, object_at
 from gym_rm.scorers.reply_scorer import Grade, ReplyScorer
 from gym_rm.types import Prompt
 
@@ -28,7 +28,7 @@ READ = (-1e6, 1e6)  # numbers beyond are no scores: one reply would outweigh all
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 Parts: TypeAlias = dict[int | None, dict[str, float]]  # numbers by name, overall (None) and of each rubric by its id
 _OBJECT = regex.compile(r"\{\s*+[\"}]")  # the beginning of a JSON object
-_WRONG_ESCAPE = regex.compile(r'(?<!\\)((?:\\\\)*)\\(?!["\\/bfnrtu])')  # of LaTeX in JSON
+_WRONG_ESCAPE = regex.compile(r'(?<!\\)((?:\\\\)*+)\\(?!["\\/bfnrtu])')  # of LaTeX in JSON
 
 
 class VerdictScorer(ReplyScorer):
@@ -42,10 +42,10 @@ class VerdictScorer(ReplyScorer):
     Args:
         style: the judge's style, a name or file, whose parser reads the verdict, as in `JudgeScorer`; None for ours.
         formula: `"preference"`: 1.0 if the verdict prefers the better reply, else 0.0. `"distance"`: minus
-            `|s1 - t1| + |s2 - t2| + 2 |r - t|` of the fields that the label has. `"generative_reward_model"`: the same,
-            minus half of its mean over the rubrics of the label, from answers with exactly one JSON object that has
-            each of these rubrics once; without a style (README of resources_servers/generative_reward_model in
-            NVIDIA-NeMo/Gym, whose code takes the mean of the rubrics that differ, so that one more right one can cost).
+            `|s1 - t1| + |s2 - t2| + 2 |r - t|` of the fields that the label has, on the style's scale.
+            `"generative_reward_model"`: the same, minus half of its mean over the rubrics of the label, from answers
+            with exactly one JSON object that has each of these rubrics once, and no number beyond 1e6; without a style
+            (README of resources_servers/generative_reward_model in NeMo Gym; its code leaves equal rubrics out).
         unreadable: reward of a reply without a verdict; `"error"` for an error of the row; None for 0 with
             `"preference"`, else -100.
         judged, thinking: fields of `JudgedOptions`. A reply whose thinking has not ended has no verdict.
@@ -96,11 +96,9 @@ class VerdictScorer(ReplyScorer):
         preferred, overall, rubrics, mark = given = [field_of(prompt, name) for name in LABEL]
         mode, by_preference = self._mode, self.formula == "preference"
         try:
-            label = numbers_of(overall or {}, (rubrics or ()) if mode is None else ())
+            scale = READ if mode is None or by_preference else mode.scale
+            label = numbers_of(overall or {}, (rubrics or ()) if mode is None else (), scale)
             better = ahead(label[None]) if preferred is None else {1: 1.0, 2: -1.0}[preferred]
-            if mode is not None and not by_preference:
-                for name, known in label[None].items():
-                    number_on(RANKS if name == "ranking" else mode.scale, known)
             if not (better if by_preference else any(label.values())):
                 raise ValueError(f"formula={self.formula!r} needs {'preferred or ' * by_preference}{LABEL[1]}")
         except (*MALFORMED, NoVerdict) as error:
@@ -110,12 +108,11 @@ class VerdictScorer(ReplyScorer):
             if mode is None:
                 told = read_rubrics(reply)
             else:
-                answer, scale = ChatReply(reply, finished=True), mode.scale
-                values = read_verdict(answer, mode.verdict, size=2, scale=scale, mark=str(mark or ""))
+                answer = ChatReply(reply, finished=True)
+                values = read_verdict(answer, mode.verdict, size=2, scale=mode.scale, mark=str(mark or ""))
                 is_pair = mode.verdict.form == "json_pair"  # whose values have ties broken by the ranking
-                told = numbers_of(
-                    last_object(reply, [*WEIGHTS]) if is_pair else dict(zip(WEIGHTS, values, strict=False)), ()
-                )
+                fields = last_object(reply, [*WEIGHTS]) if is_pair else dict(zip(WEIGHTS, values, strict=False))
+                told = numbers_of(fields, ())
             reward = 0.0 if by_preference else 0.0 - distance(told, label)
         except NoVerdict as error:
             if self.unreadable is None:
@@ -126,13 +123,14 @@ class VerdictScorer(ReplyScorer):
         return Grade(float(verdict == "right") if by_preference else reward, infos={"verdict": verdict})
 
 
-def numbers_of(overall: Any, rubrics: Any) -> Parts:
+def numbers_of(overall: Any, rubrics: Any, scale: Scale = READ) -> Parts:
     """Return the numbers that are there, overall and of each rubric. Raises NoVerdict or one of `MALFORMED`."""
     given = [(None, overall), *((int(each["rubric_id"]), each) for each in rubrics)]
     if len(dict(given)) < len(given):
         raise ValueError("a rubric is there twice")
     known = [(part, [name for name in WEIGHTS if each.get(name) is not None], each) for part, each in given]
-    return {part: {name: number_on(READ, each[name]) for name in names} for part, names, each in known}
+    scales = dict.fromkeys(WEIGHTS, scale) | {"ranking": READ}
+    return {part: {name: number_on(scales[name], each[name]) for name in names} for part, names, each in known}
 
 
 def ahead(fields: Mapping[str, float]) -> float:
@@ -157,19 +155,15 @@ def distance(told: Parts, label: Parts) -> float:
 
 def read_rubrics(text: str) -> Parts:
     """Return the numbers of the only JSON object in a text. Raises NoVerdict if there is another one, or one lacks."""
-    if len(text) > MAX_LENGTH:
-        raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
     text, found, failures, end = _WRONG_ESCAPE.sub(r"\1\\\\", text), list[Mapping[str, Any]](), 0, 0
-    while opened := _OBJECT.search(text, end):
+    while failures < MOST_FAILURES and (opened := _OBJECT.search(text, end)):
         try:
             each, end = object_at(text, opened.start())
             found.append(each)
         except NoVerdict:
             failures, end = failures + 1, opened.start() + 1
-            if failures > MOST_FAILURES:
-                raise
     try:
-        (only,) = found
+        (only,) = found * (failures < MOST_FAILURES)  # none in a text that is not read to its end
         told = numbers_of(only["overall"], only["rubric_evaluations"])
     except MALFORMED as error:
         raise NoVerdict(f"expected one JSON object with overall and rubric_evaluations: {error!r:.80}") from error
