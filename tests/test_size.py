@@ -13,25 +13,25 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "top": 2_380,
     "adapters": 1_230,
-    "cli": 1_850,
+    "cli": 1_855,
     "data": 2_670,
     "engine": 12_510,
     "envs": 3_475,
-    "evaluation": 4_130,
+    "evaluation": 4_155,
     "generation": 1_830,
     "http_client": 420,
     "planning": 5_950,
     "policy": 2_870,
     "reports": 2_700,
     "sandbox": 1_630,
-    "scorers": 8_990,
+    "scorers": 8_995,
     "server": 1_725,
     "testing": 900,
     "training": 2_400,
 }
 """Lines of a folder of `gym_rm/`, of its own files for `top`; `assets` are not counted."""
 
-TESTS = 55_250
+TESTS = 55_350
 """Lines of `tests/`."""
 
 PAGES = 25_910
