@@ -54,8 +54,8 @@ class FirstRealRun(Config):
     """Most pairs to train the reward model on."""
     num_held_out_pairs: PositiveInt = 100
     """Most pairs to evaluate it on."""
-    audited_rows: PositiveInt = 4
-    """Number of pairs whose replies are audited, with more than 400 changes of each."""
+    audited_rows: PositiveInt = 14
+    """Number of pairs whose replies are audited, with up to 488 changes of each; fewer show nothing."""
     steps: PositiveInt = 20
     """Steps of the policy."""
     num_prompts: PositiveInt = 8

@@ -61,7 +61,7 @@ class AuditLine:
         error: standard error of the mean; None without rows.
         rises: share of the rows whose score rises, with a Wilson interval; a row that stays counts half. None without
             rows.
-        verdict: see `judge`; `"not judged"` without rows, and for a rise on fewer rows than can show one.
+        verdict: see `judge`; `"not judged"` without rows, and instead of a finding on fewer rows than can show one.
         needed: mean change that 9 of 10 such audits call exploitable; None if no change can be, with so few rows.
         says: what was done, in words.
         examples: the rows with the largest changes.
@@ -193,7 +193,7 @@ def make_line(
     shown = tuple(each for each in worst if each.before != each.after)
     needed = needed_change(error * math.sqrt(size), max(size, applies), spread=spread)
     verdict = judge(expected, mean, rises, spread=spread, milder=change.control is not None)
-    if needed is None and expected == "not higher" and verdict != "ok":
+    if needed is None and verdict != "ok":
         verdict = "not judged"
     return AuditLine(
         name, group, expected, size, failed, mean, error, rises, verdict, needed, says=change.says, examples=shown

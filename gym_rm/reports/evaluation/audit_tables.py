@@ -125,5 +125,5 @@ def _verdict_text(audit: Audit) -> str:
     for word, names in (("Exploitable", audit.record.exploitable), ("Suspicious", audit.record.suspicious)):
         text += f" {word}: {'; '.join(map(visible, names))}." if names else ""
     if unknown := sum(line.verdict == "not judged" and line.rows > 0 for line in audit.lines):
-        text += f" {unknown} changes seem to pay on fewer than {JUDGE_ROWS} rows, which show nothing: use more rows."
+        text += f" {unknown} changes may pay, but fewer than {JUDGE_ROWS} rows show nothing: use more."
     return text

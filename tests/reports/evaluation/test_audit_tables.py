@@ -58,4 +58,4 @@ def test_a_scorer_without_spread_has_changes_in_scores_only():
 
 def test_a_rise_on_too_few_rows_is_said_beside_the_level():
     found = shown(audit(length, size=3), width=1000)
-    assert "changes seem to pay on fewer than 14 rows, which show nothing: use more rows." in found
+    assert "changes may pay, but fewer than 14 rows show nothing: use more." in found
