@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from vllm_servers import Server
 
+pytest.importorskip("httpx")
+
 import gym_rm
 from gym_rm.evaluation.served_scores import ServedScores, probe_rows
 from gym_rm.scorers.remote.asked import AskedServer
