@@ -1,8 +1,8 @@
-# make demo | test | test-all | lint | docs | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
+# make demo | test | test-all | lint | docs | clean. Needs Python 3.11 to 3.14; installs everything into .venv.
 # To use another interpreter or folder: make test PYTHON=python3.12 VENV=.venv312
 
-PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
-	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo $$python && break; done)
 VENV ?= .venv
 PIP = -m pip install --disable-pip-version-check --quiet
 PYTEST = -m pytest -q -n 2 --durations=50 --durations-min=3
@@ -72,7 +72,7 @@ clean: ## remove installed and generated files
 
 # An install creates an empty file, so that it runs again only if its inputs have changed.
 $(VENV)/core: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 not found; set its path: make PYTHON=..." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 not found; set its path: make PYTHON=..." >&2; exit 1; }
 	@echo "installing gym-rm into $(VENV) (takes a minute or more, because torch is large)"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(PIP) -c constraints.txt -e .
