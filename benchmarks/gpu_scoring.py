@@ -58,7 +58,7 @@ def scoring_speed(day: Day, subject: Subject, tokens: int, *, eight_bit: bool = 
     compiled = counters["stats"]["unique_graphs"] - before
     runs, seconds, rates = [], [], []
     for _ in range(day.sizes.rounds):
-        rates.append(scoring.matmul_rate(subject.model, min(tokens, 16_384)))
+        rates.append(scoring.matmul_rates(subject.model, min(tokens, 16_384))["torch"])
         if cuda:
             held = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()

@@ -11,8 +11,9 @@ The table shows medians over the rounds. The time of every method includes chat 
 - `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
 - `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
 
-The rate of matrix products is measured in the same rounds, with the shapes of the model. The columns `X / ours` are
-ratios of times.
+The rates of matrix products are measured in the same rounds, with the shapes of the model: torch's, oneDNN's with
+packed weights, which gym_rm uses, and NumPy's. Of torch's and of the fastest, the share that gym_rm reaches is shown:
+on some processors torch's are far from the fastest. The columns `X / ours` are ratios of times.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from transformers import PreTrainedModel
 from workloads import Conversation
 
 import gym_rm
+from gym_rm.engine.backbones.packed_weights import packs
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 
 NAMES = {  # of methods, in the results
@@ -152,22 +154,42 @@ def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Method:
     return score
 
 
-def matmul_rate(model: PreTrainedModel, tokens: int) -> float:
-    """Return FLOP/s of the matrix products of one layer with `tokens` rows."""
+def matmul_rates(model: PreTrainedModel, tokens: int) -> dict[str, float]:
+    """Return FLOP/s of the matrix products of one layer with `tokens` rows, by who multiplies.
+
+    `torch` is its own product. On a CPU also `oneDNN`, with packed weights, and `NumPy`.
+    """
     layer = model.base_model.layers[0]
-    shapes = [linear.weight.shape for linear in layer.modules() if isinstance(linear, torch.nn.Linear)]
-    options: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
-    pairs = [(torch.randn(tokens, shape[1], **options), torch.randn(*shape, **options)) for shape in shapes]
+    weights = [module.weight.detach() for module in layer.modules() if isinstance(module, torch.nn.Linear)]
+    inputs = [torch.randn(tokens, weight.shape[1], device=model.device, dtype=model.dtype) for weight in weights]
+    plain = torch.nn.functional.linear
+    products: dict[str, list[Callable[[], Any]]] = {
+        "torch": [functools.partial(plain, x, weight) for x, weight in zip(inputs, weights, strict=True)]
+    }
+    if (model.device.type, model.dtype) == ("cpu", torch.float32):
+        if packs():
+            packed = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in weights]
+            product = torch.ops.mkldnn._linear_pointwise
+            products["oneDNN"] = [
+                functools.partial(product, x, weight, None, "none", [], "")
+                for x, weight in zip(inputs, packed, strict=True)
+            ]
+        products["NumPy"] = [
+            functools.partial(np.matmul, x.numpy(), weight.numpy().T) for x, weight in zip(inputs, weights, strict=True)
+        ]
     repeats = 10 if model.device.type == "cuda" else 3
+    flops = 2 * tokens * sum(weight.numel() for weight in weights) * repeats
+    rates = {}
+    for name, works in products.items():
+        with torch.inference_mode():
+            run(works)
+            rates[name] = flops / timed(functools.partial(run, works * repeats), model.device)
+    return rates
 
-    def run() -> None:
-        for x, weight in pairs:
-            torch.nn.functional.linear(x, weight)
 
-    with torch.inference_mode():
-        run()
-        seconds = timed(lambda: [run() for _ in range(repeats)], model.device)
-    return 2 * tokens * sum(shape.numel() for shape in shapes) * repeats / seconds
+def run(works: Sequence[Callable[[], Any]]) -> None:
+    for work in works:
+        work()
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
@@ -211,7 +233,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
         f"\n[bold]{size}[/bold]: {flops_per_token / 2e6:.1f}M weights in products, layout {scorer.layout}, "
         f"fused {scorer.info.fused}, budget {scorer.max_num_batched_tokens} tokens, {args.rounds} rounds"
     )
-    headings = ["workload", "real", "unique", "padded", "ours s", "tokens/s", "of matmul"]
+    headings = ["workload", "real", "unique", "padded", "ours s", "tokens/s", "of torch's products", "of fastest"]
     table = Table()
     for heading in [*headings, *(f"{name} / ours" for name in methods if name != "ours"), "largest difference"]:
         table.add_column(heading, justify="left" if heading == "workload" else "right")
@@ -221,14 +243,18 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
         rates = []
         rewards = {method: score(conversations) for method, score in methods.items()}  # warm-up
         for _ in range(args.rounds):
-            rates.append(matmul_rate(model, min(scorer.max_num_batched_tokens, 16_384)))
+            rates.append(matmul_rates(model, min(scorer.max_num_batched_tokens, 16_384)))
             for method, score in methods.items():
                 seconds[method].append(timed(functools.partial(score, conversations), model.device))
         work = scorer.score(conversations).workload
         median = {method: statistics.median(values) for method, values in seconds.items()}
-        used = [
-            flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
-        ]
+        flops = flops_per_token * work.unique_tokens
+        of_torch = statistics.median(
+            flops / one / rate["torch"] for one, rate in zip(seconds["ours"], rates, strict=True)
+        )
+        of_fastest = statistics.median(
+            flops / one / max(rate.values()) for one, rate in zip(seconds["ours"], rates, strict=True)
+        )
         exact = [result for method, result in rewards.items() if method != "unshared"]
         difference = max(float(np.abs(result - rewards["sorted"]).max()) for result in exact)
         widest = sum(
@@ -247,7 +273,9 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
             "padded tokens": widest,
             "seconds": {NAMES[method]: value for method, value in median.items()},
             "times": {NAMES[method]: value for method, value in times.items()},
-            "of matmul rate": statistics.median(used),
+            "of matmul rate": of_torch,
+            "of fastest matmul rate": of_fastest,
+            "GFLOP per s": {name: statistics.median(rate[name] for rate in rates) / 1e9 for name in rates[0]},
             "largest difference": difference,
         }
         table.add_row(
@@ -257,7 +285,8 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
             f"{widest}",
             f"{median['ours']:.3f}",
             f"{work.num_tokens / median['ours']:.0f}",
-            f"{statistics.median(used):.0%}",
+            f"{of_torch:.0%}",
+            f"{of_fastest:.0%}",
             *(f"{each:.2f}" for each in times.values()),
             f"{difference:.1e}",
         )

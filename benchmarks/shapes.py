@@ -7,8 +7,8 @@ Each side has a process of its own, and every round runs all sides one after the
 include chat templates and tokenisation.
 
 - `transformers`: its forward in padded batches of 32, sorted by length; where that takes minutes, it is left out.
-- `floor`: `2 x weights x unique tokens` divided by the rate of torch's own matrix products, measured in the same
-  rounds. Attention and everything else come on top; packed weights can be faster.
+- `floor`: `2 x weights x unique tokens` divided by the rate of the fastest matrix products of scoring.py, measured in
+  the same rounds. Attention and everything else come on top.
 - With one thread, times are seconds of processor time, which other load on the machine affects less.
 - Memory: growth of the peak resident memory of a process (`ru_maxrss`) by the first call after a short one.
 """
@@ -166,7 +166,7 @@ def main() -> None:
     import workloads
     from rich.console import Console
     from rich.table import Table
-    from scoring import matmul_rate
+    from scoring import matmul_rates
 
     args = workloads.parse_args(parser)
     torch.set_num_threads(args.threads)
@@ -199,7 +199,7 @@ def main() -> None:
                     answer = process.ask(size, file)
                     found[side] += [answer] if number else []
                 if number:
-                    rates.append(matmul_rate(models[size], 2048))
+                    rates.append(max(matmul_rates(models[size], 2048).values()))
             seconds = {
                 side: statistics.median(each["seconds"] for each in found[side]) for side in sides if found[side]
             }
