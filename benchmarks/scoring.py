@@ -275,6 +275,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> dict[str, 
             "times": {NAMES[method]: value for method, value in times.items()},
             "of matmul rate": of_torch,
             "of fastest matmul rate": of_fastest,
+            "torch of fastest": statistics.median(rate["torch"] / max(rate.values()) for rate in rates),
             "GFLOP per s": {name: statistics.median(rate[name] for rate in rates) / 1e9 for name in rates[0]},
             "largest difference": difference,
         }
