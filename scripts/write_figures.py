@@ -2,19 +2,25 @@
 
     python scripts/write_figures.py
 
-A number in a text has a comment behind it with its place in a result and a format of Python:
+A number in a text has an entry in `docs/figures.toml`, below the name of its page: a piece of the text with `{}` where
+the number stands, then its place in a result and a format of Python:
 
-    It is 4.3<!--= scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f --> times as fast.
+    ["README.md"]
+    'It is {} times as fast' = 'scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f'
 
-The place can have `*` and begin with `min`, `max`, `mean`, `median`, `std`, `sum` or `count`. The comment above a table
-has the place of its rows (or several, with `; ` between them) and a row with places below it, `{0}` and `{1}` for what
-the stars stand for, and `{name}` for the last name. A cell whose value the result does not have stays empty:
+`#` in a piece is any other number, and a white space any white space, so that a paragraph can be wrapped again; the rest
+stands for itself. The page must have the piece once. The place can have `*` and begin with `min`, `max`, `mean`,
+`median`, `std`, `sum` or `count`.
+
+The comment above a table has the place of its rows (or several, with `; ` between them) and a row with places below it,
+`{0}` and `{1}` for what the stars stand for, and `{name}` for the last name. A cell whose value the result does not have
+stays empty:
 
     <!-- table scoring/25M/* | {0} | {tokens:,} | {times/TRL:.1f}x | -->
     | workload | tokens | TRL |
     | --- | --- | --- |
 
-A line with `<!-- source scoring -->` at its end gets the command, hardware, versions and date of a result.
+A line below `<!-- source scoring -->` gets the command, hardware, versions and date of a result.
 """
 
 from __future__ import annotations
@@ -23,17 +29,19 @@ import functools
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(r"[^\s|*(>]+<!--= (?P<what>[^>]+?) (?P<format>[^\s>]+) -->")
+FIGURES = ROOT / "docs" / "figures.toml"
+NUMBER = r"(?<![\w.,+-])(?>[-+]?\d(?:[\d,.]*\d)?(?:e[-+]?\d+)?%?)"
 TABLE = re.compile(
     r"(?P<head><!-- table (?P<places>[^|\n]+) (?P<row>\|[^\n]+\|) -->\n\|[^\n]+\n\|[-| ]+\n)(?P<shown>(?:\|[^\n]*\n)*)"
 )
-SOURCE = re.compile(r"^[^\n]+(?P<tail><!-- source (?P<name>[\w-]+) -->)$", re.MULTILINE)
+SOURCE = re.compile(r"^(?P<head><!-- source (?P<name>[\w-]+) -->\n)[^\n]*$", re.MULTILINE)
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "max": max,
@@ -49,6 +57,15 @@ def pages() -> list[Path]:
     """Return the pages that have figures."""
     docs = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
     return [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(docs)]
+
+
+@functools.cache
+def figures(file: Path = FIGURES) -> dict[str, dict[str, str]]:
+    """Return the figures of each page: the place and format by the piece of text around the number."""
+    found = tomllib.loads(file.read_text(encoding="utf-8"))
+    if unknown := sorted(found.keys() - {page.relative_to(ROOT).as_posix() for page in pages()}):
+        raise ValueError(f"{file.name} has figures of {', '.join(unknown)}: no such page")
+    return found
 
 
 @functools.cache
@@ -143,19 +160,43 @@ def source(name: str) -> str:
     return f"`{found['command']}`: {machine.get('GPU') or machine['CPU']}, {threads}; {versions}; {found['date']}."
 
 
-def written(text: str) -> str:
+def expression(piece: str) -> re.Pattern[str]:
+    """Return what finds a piece of text, with the number at `{}` as its group."""
+    kinds = {"{}": f"({NUMBER})", "#": NUMBER}
+    parts = re.split(r"(\{\}|#|\s+)", piece)
+    return re.compile("".join(kinds.get(part, r"\s+" if part.isspace() else re.escape(part)) for part in parts))
+
+
+def found(page: str, text: str, entries: Mapping[str, str]) -> dict[tuple[int, int], str]:
+    """Return the place and format of each figure by where it stands in the text, the last first."""
+    spans: dict[tuple[int, int], str] = {}
+    for piece, what in entries.items():
+        if piece.count("{}") != 1:
+            raise ValueError(f"{page}: {piece!r} must have one {{}}")
+        places = list(expression(piece).finditer(text))
+        if len(places) != 1:
+            raise ValueError(f"{page}: must have {piece!r} once, has it {len(places)} times")
+        if places[0].span(1) in spans:
+            raise ValueError(f"{page}: {piece!r} is the number of another figure")
+        spans[places[0].span(1)] = what
+    return dict(sorted(spans.items(), reverse=True))
+
+
+def written(page: str, text: str, entries: Mapping[str, str]) -> str:
     """Return a page with the numbers of the results."""
-    text = MARK.sub(lambda mark: shown(number(mark["what"]), mark["format"]) + mark[0][mark[0].index("<!--=") :], text)
-    text = TABLE.sub(lambda found: found["head"] + table(found["places"], found["row"]), text)
-    return SOURCE.sub(lambda found: source(found["name"]) + found["tail"], text)
+    for (start, end), what in found(page, text, entries).items():
+        place, _, style = what.rpartition(" ")
+        text = text[:start] + shown(number(place), style) + text[end:]
+    text = TABLE.sub(lambda table_of: table_of["head"] + table(table_of["places"], table_of["row"]), text)
+    return SOURCE.sub(lambda line: line["head"] + source(line["name"]), text)
 
 
 def main() -> None:
     for page in pages():
-        before = page.read_text(encoding="utf-8")
-        if (after := written(before)) != before:
+        name, before = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")
+        if (after := written(name, before, figures().get(name, {}))) != before:
             page.write_text(after, encoding="utf-8")
-            print(f"written: {page.relative_to(ROOT)}")
+            print(f"written: {name}")
 
 
 if __name__ == "__main__":

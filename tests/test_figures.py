@@ -1,14 +1,16 @@
 """Every measured number on a page comes from benchmarks/results; `python scripts/write_figures.py` writes them again.
 
-A number with a unit that stands in no mark, no table of figures and no code must be a setting, a limit or part of a
-definition: it is in `ALLOWED`, or in a table of the page between `<!-- limits -->` and `<!-- end -->`.
+A number with a unit that is no figure of `docs/figures.toml` and stands in no table of figures and no code must be a
+setting, a limit or part of a definition: it is in `ALLOWED`, or in a table of the page between `<!-- limits -->` and
+`<!-- end -->`.
 """
 
 import re
+from types import MappingProxyType
 
 import pytest
 
-from scripts.write_figures import MARK, ROOT, SOURCE, TABLE, pages, written
+from scripts.write_figures import ROOT, SOURCE, TABLE, figures, found, pages, written
 
 UNITS = (
     r"times|%|percent|ms|us|µs|s|seconds?|milliseconds?|microseconds?|minutes?|hours?|KB|KiB|MB|MiB|GB|GiB|TB"
@@ -19,7 +21,7 @@ NUMBER = rf"(?:\d[\d,.]*\d|\d|{WORDS})"
 MEASURED = re.compile(
     rf"(?<![\w.-]){NUMBER}(?: to {NUMBER})?(?:x|[ -]?(?:{UNITS}))(?![\w-])|\b(?:twice|thrice) (?:as|the)\b"
 )
-ALLOWED = (  # settings, limits and definitions, as they are without line breaks, marks and code
+ALLOWED = (  # settings, limits and definitions, as they are without line breaks, figures and code
     "computed 8 times | once, in whole blocks | computed 8 times | computed 8 times |",
     "or ten times as often. A failure",
     "within 20 %.",
@@ -33,32 +35,40 @@ ALLOWED = (  # settings, limits and definitions, as they are without line breaks
     "16 GB for 8B, 141 GB for 70B",
     "(30 s) was too short",
 )
+NAMES = [page.relative_to(ROOT).as_posix() for page in pages()]
+PAIRS = "real/pairs d"
 
 
-def without_figures(text):
+def without_figures(page, text, entries):
     """Return a page without figures, code, and what other scripts write between their marks."""
+    for start, end in found(page, text, entries):
+        text = text[:start] + text[end:]
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    for figures in (TABLE, MARK, SOURCE):
-        text = figures.sub("", text)
+    text = SOURCE.sub("", TABLE.sub("", text))
     text = re.sub(r"<!-- [\w-]+: [^>]*-->.*?<!-- end -->", "", text, flags=re.S)  # of scripts/make_plan_docs.py
     text = re.sub(r"<!-- limits -->.*?<!-- end -->", "", text, flags=re.S)
     text = re.sub(r"`[^`\n]*`|\]\([^)\s]*\)", "", text)
     return re.sub(r"\s+", " ", text)
 
 
-def measurements(text):
+def measurements(text, entries=MappingProxyType({}), page="page.md"):
     """Return the numbers with units that have no source, each with what stands around it."""
-    text = without_figures(text)
+    text = without_figures(page, text, entries)
     for allowed in ALLOWED:
         text = text.replace(allowed, "")
-    return [text[max(0, found.start() - 40) : found.end() + 40] for found in MEASURED.finditer(text)]
+    return [text[max(0, unit.start() - 40) : unit.end() + 40] for unit in MEASURED.finditer(text)]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", NAMES)
 def test_a_page_has_the_numbers_of_the_results_and_no_others(page):
-    text = page.read_text(encoding="utf-8")
-    assert written(text) == text, "run: python scripts/write_figures.py"
-    assert measurements(text) == []
+    text, entries = (ROOT / page).read_text(encoding="utf-8"), figures().get(page, {})
+    assert written(page, text, entries) == text, "run: python scripts/write_figures.py"
+    assert measurements(text, entries, page) == []
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_a_page_has_no_mark_in_its_text(page):
+    assert re.findall(r"<!--=.*|.+<!-- source .*", (ROOT / page).read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
@@ -69,12 +79,51 @@ def test_a_typed_measurement_is_found(text):
     assert len(measurements(text)) == 1
 
 
-@pytest.mark.parametrize("text", ["`limit=30 s` and 3 prompts", "```\n7 times\n```", "7<!--= a/b d --> times"])
-def test_code_counts_and_marked_numbers_are_not(text):
+@pytest.mark.parametrize("text", ["`limit=30 s` and 3 prompts", "```\n7 times\n```"])
+def test_code_and_counts_are_not(text):
     assert measurements(text) == []
 
 
+def test_the_figures_of_a_page_are_not():
+    assert measurements("At 7 to 8 times,\nit", {"At {} to #": "a d", "to {} times, it": "b d"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        ("64 of 9\n  pairs", "{} of # pairs"),
+        ("| GSM8K | 1,024 | 2.5x |", "| GSM8K | # | {}x |"),
+        ("a share of +0.5, 1.2e-6 or 84%.", "of #, # or {}"),
+    ],
+)
+def test_a_piece_is_found_whatever_its_numbers_and_line_breaks_are(text, page):
+    (start, end), _ = *found("page.md", text, {page: "a d"}), None
+    assert text[start:end] in ("64", "2.5", "84%")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"and {} pairs": PAIRS}, "page.md: must have 'and {} pairs' once, has it 0 times"),
+        ({"{} pairs": PAIRS}, "page.md: must have '{} pairs' once, has it 2 times"),
+        ({"of # pairs": PAIRS}, "page.md: 'of # pairs' must have one {}"),
+        ({"One of {}": PAIRS, "of {} pairs.": PAIRS}, "page.md: 'of {} pairs.' is the number of another figure"),
+        ({"One of {}": "real/pair d"}, "'real/pair' must be one number, got 0 values"),
+    ],
+)
+def test_a_figure_that_is_not_found_once_or_has_no_result_is_refused(entries, message):
+    with pytest.raises((ValueError, KeyError), match=re.escape(message)):
+        written("page.md", "One of 24 pairs. Two of 24 pairs", entries)
+
+
+def test_figures_of_a_page_that_does_not_exist_are_refused(tmp_path):
+    (tmp_path / "figures.toml").write_text("['docs/no.md']\n'{} pairs' = 'real/pairs d'\n")
+    with pytest.raises(ValueError, match=r"figures of docs/no\.md: no such page"):
+        figures(tmp_path / "figures.toml")
+
+
 def test_a_changed_digit_is_written_again():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    changed = MARK.sub(lambda mark: "9" + mark[0], text, count=1)
-    assert changed != written(changed) == text
+    text, entries = (ROOT / "README.md").read_text(encoding="utf-8"), figures()["README.md"]
+    for start, _ in found("README.md", text, entries):
+        changed = text[:start] + "9" + text[start:]
+        assert changed != written("README.md", changed, entries) == text
