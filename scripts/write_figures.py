@@ -8,13 +8,13 @@ the number stands, then its place in a result and a format of Python:
     ["README.md"]
     'It is {} times as fast' = 'scoring/25M/GSM8K, groups of 8/times/padded, arrival .1f'
 
-`#` in a piece is any other number, and a white space any white space, so that a paragraph can be wrapped again; the rest
-stands for itself. The page must have the piece once. The place can have `*` and begin with `min`, `max`, `mean`,
+`#` in a piece is any other number, and a white space any white space, so that a paragraph can be wrapped again; the
+rest stands for itself. The page must have the piece once. The place can have `*` and begin with `min`, `max`, `mean`,
 `median`, `std`, `sum` or `count`.
 
-The comment above a table has the place of its rows (or several, with `; ` between them) and a row with places below it,
-`{0}` and `{1}` for what the stars stand for, and `{name}` for the last name. A cell whose value the result does not have
-stays empty:
+The comment above a table has the place of its rows (or several, with `; ` between them) and a row with places below
+it, `{0}` and `{1}` for what the stars stand for, and `{name}` for the last name. A cell whose value the result does not
+have stays empty:
 
     <!-- table scoring/25M/* | {0} | {tokens:,} | {times/TRL:.1f}x | -->
     | workload | tokens | TRL |
@@ -167,28 +167,28 @@ def expression(piece: str) -> re.Pattern[str]:
     return re.compile("".join(kinds.get(part, r"\s+" if part.isspace() else re.escape(part)) for part in parts))
 
 
-def found(page: str, text: str, entries: Mapping[str, str]) -> dict[tuple[int, int], str]:
+def spans(page: str, text: str, entries: Mapping[str, str]) -> dict[tuple[int, int], str]:
     """Return the place and format of each figure by where it stands in the text, the last first."""
-    spans: dict[tuple[int, int], str] = {}
+    found: dict[tuple[int, int], str] = {}
     for piece, what in entries.items():
         if piece.count("{}") != 1:
             raise ValueError(f"{page}: {piece!r} must have one {{}}")
         places = list(expression(piece).finditer(text))
         if len(places) != 1:
             raise ValueError(f"{page}: must have {piece!r} once, has it {len(places)} times")
-        if places[0].span(1) in spans:
+        if places[0].span(1) in found:
             raise ValueError(f"{page}: {piece!r} is the number of another figure")
-        spans[places[0].span(1)] = what
-    return dict(sorted(spans.items(), reverse=True))
+        found[places[0].span(1)] = what
+    return dict(sorted(found.items(), reverse=True))
 
 
 def written(page: str, text: str, entries: Mapping[str, str]) -> str:
     """Return a page with the numbers of the results."""
-    for (start, end), what in found(page, text, entries).items():
+    for (start, end), what in spans(page, text, entries).items():
         place, _, style = what.rpartition(" ")
         text = text[:start] + shown(number(place), style) + text[end:]
-    text = TABLE.sub(lambda table_of: table_of["head"] + table(table_of["places"], table_of["row"]), text)
-    return SOURCE.sub(lambda line: line["head"] + source(line["name"]), text)
+    text = TABLE.sub(lambda found: found["head"] + table(found["places"], found["row"]), text)
+    return SOURCE.sub(lambda found: found["head"] + source(found["name"]), text)
 
 
 def main() -> None:
