@@ -72,14 +72,16 @@ def zero(*args, **kwargs):
     return 0
 
 
+STREAM = torch.Stream(device="cpu")
 PATCHES = {
     "torch.cuda.get_device_properties": lambda device=None: H100,
     "torch.cuda.get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
     "torch.cuda.set_rng_state": lambda *args: None,
     "torch.cuda.is_current_stream_capturing": lambda: False,
-    "torch.cuda._exchange_device": zero,
-    "torch.cuda._maybe_exchange_device": zero,
+    "torch.cuda._exchange_device": lambda device: 0,  # another function than the next: dynamo has a handler for each
+    "torch.cuda._maybe_exchange_device": lambda device: 0,
     "torch.cuda._lazy_init": lambda: None,
+    "torch.accelerator.current_stream": lambda device=None: STREAM,
     "torch._C._cuda_getCurrentRawStream": zero,
     "torch._C._dynamo.guards._empty_strided_cuda": lambda size, stride, dtype: torch.empty_strided(
         size, stride, dtype=dtype, device=DEVICE

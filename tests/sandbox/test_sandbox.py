@@ -80,8 +80,11 @@ def test_as_many_rows_of_all_calls_as_workers_are_at_work(sandbox):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_does_not_wait_for_the_rows_of_its_parent(sandbox):
+    forking = threading.Lock()  # filelock refuses a fork beside another
+
     def forked(row):
-        child = os.fork()
+        with forking:
+            child = os.fork()
         if child == 0:
             os._exit(0 if sandbox.map(str, range(3)) == ["0", "1", "2"] else 1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

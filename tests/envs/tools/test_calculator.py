@@ -45,9 +45,7 @@ def test_everything_else_is_an_error(expression, message):
         calculator(expression)
 
 
-@pytest.mark.parametrize(
-    "expression", ["1 / 0", "0 ** -1", "2 +", "(" * 900, "-" * 990 + "1", "", "1\x00", "10.0 ** 400.5"]
-)
+@pytest.mark.parametrize("expression", ["1 / 0", "0 ** -1", "2 +", "(" * 900, "", "1\x00", "10.0 ** 400.5"])
 def test_broken_expressions_raise(expression):
     with pytest.raises((ArithmeticError, ValueError, SyntaxError, RecursionError, MemoryError)):
         calculator(expression)

@@ -138,7 +138,9 @@ SOURCES = ["human_to_GPT-4", "a", "b", "c"]
 def test_the_right_solution_must_be_strictly_above_all_others_and_ranks_behind_equal_ones():
     scores = [[3, 2, 1, 0], [3, 3, 1, 0], [1, 3, 1, 0], [0, 1, 2, 3]]  # ranks 1, 2, 3, 4
     result = table("reward-math", [{"solution_reference": SOURCES, "score": each} for each in scores])
-    assert result.sections == {"accuracy": 1 / 4, "mean reciprocal rank": (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4}
+    assert result.sections == pytest.approx(
+        {"accuracy": 1 / 4, "mean reciprocal rank": (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4}
+    )
     assert result.overall == 1 / 4
     texts = [{"solution_reference": SOURCES, "score": ["10", "9", "2", "1"]}]  # of a csv file
     assert table("reward-math", texts).overall == 1.0
