@@ -30,7 +30,7 @@ class MissingExtraError(ConfigError, ImportError):
 
 
 class RenderModeError(ConfigError, TypeError):
-    """Unknown render mode. It is also a TypeError, because Stable-Baselines3 tries `rgb_array` and expects one."""
+    """Unknown render mode. It is also a TypeError, which libraries expect that try a mode and then none."""
 
 
 class ActionError(GymRMError, ValueError):

@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -330,6 +331,16 @@ class Scores:
         parts += [f"{len(self.failed_rows)} failed"] if self.failed_rows else []
         parts += [f"{self.num_tokens.sum():,} tokens"] if self.num_tokens.any() else []
         return f"Scores({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first rows with their errors, which notebooks show."""
+        most, rows = 20, ["<tr><th>row</th><th>reward</th><th>error</th></tr>"]
+        for row, (reward, error) in enumerate(zip(self.rewards[:most].tolist(), self.errors, strict=False)):
+            cells = f"<td>{row}</td><td>{reward:.6g}</td>"
+            rows.append(f'<tr>{cells}<td style="text-align:left">{escape((error or "")[:300])}</td></tr>')
+        more = f"<p>and {len(self) - most:,} more rows; {len(self.failed_rows):,} of all failed</p>"
+        html = f'<table class="mathjax_ignore tex2jax_ignore">{"".join(rows)}</table>{more * (len(self) > most)}'
+        return html.encode("utf-8", "backslashreplace").decode()  # a notebook cannot save a lone surrogate
 
     def _columns(self) -> dict[Key, Column]:
         """Return all columns with one entry per row, by field and, for components and infos, by name."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -258,3 +259,26 @@ def test_a_column_of_another_type_raises_config_error_with_its_name(column, valu
     columns = {"rewards": [1.0], "components": {}, "num_tokens": [0], "truncated_tokens": [0], "errors": [None]}
     with pytest.raises(ConfigError, match=f"{column}.* of Scores must be a list"):
         Scores(**{**columns, column: value})
+
+
+# --- notebooks
+
+
+def test_a_notebook_shows_the_first_rows_with_their_errors():
+    html = Scores.from_rewards([0.5, np.nan, 2.0], errors=[None, "<b>no</b> \ud800", None])._repr_html_()
+    assert "<td>0.5</td>" in html
+    assert "<td>nan</td>" in html
+    assert "&lt;b&gt;no&lt;/b&gt; \\ud800" in html
+    assert "more rows" not in html
+
+
+def test_a_notebook_is_told_how_many_rows_are_left():
+    html = Scores.from_rewards([1.0] * 24 + [np.nan])._repr_html_()
+    assert html.count("<tr>") == 21
+    assert "and 5 more rows; 1 of all failed" in html
+
+
+@given(st.lists(st.none() | st.text(), max_size=30))
+def test_no_error_becomes_markup(errors):
+    html = Scores.from_rewards([1.0] * len(errors), errors=errors)._repr_html_()
+    assert set(re.findall(r"<(\w+)", html)) <= {"table", "tr", "th", "td", "p"}

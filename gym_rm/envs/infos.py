@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gym_rm.envs.episodes import Episode, PromptOrders
 from gym_rm.errors import ConfigError, RowError, logger, warn_once
-from gym_rm.reports.transcripts import transcript
+from gym_rm.reports.transcripts import Transcript
 from gym_rm.score_columns import info_array
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, copy_conversation, copy_nested
@@ -202,7 +202,7 @@ class EnvState:
     episodes: tuple[Episode, ...]
     over: Mask
     scores: StepScores
-    transcripts: tuple[str, ...]
+    transcripts: tuple[Transcript, ...]
     calls: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     view: Any = None
     flights: tuple[Flight, ...] = ()
@@ -215,14 +215,11 @@ class EnvState:
         """Return the state with new transcripts of `rows`; `done` is None after a reset."""
         transcripts, scores = list(self.transcripts), self.scores
         for row in np.flatnonzero(rows).tolist():
-            outcome = []
-            if done is not None and scores.scored[row]:
-                outcome.append(f"reward {scores.rewards[row]:.6g}" + ("" if scores.ok[row] else " (fallback)"))
-            if done is not None and done[row]:
-                outcome.append("episode over")
-            episode = self.episodes[row]
+            episode, scored = self.episodes[row], done is not None and bool(scores.scored[row])
             title = f"environment {row}, prompt {episode.prompt.prompt_id}"
-            transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
+            reward = float(scores.rewards[row]) if scored else None
+            over = done is not None and bool(done[row])
+            transcripts[row] = Transcript(episode.messages, title, reward, scored and not scores.ok[row], over)
         return replace(self, transcripts=tuple(transcripts))
 
     def add_episodes(self, infos: Infos, rows: Mask) -> None:

@@ -20,8 +20,8 @@ from gym_rm.plan_file import planned_scorer
 VECTOR_ONLY = ("num_envs", "group_size", "autoreset_mode")
 """Settings that a single environment does not take."""
 
-RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
-"""Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
+RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi", "html", "rgb_array"], "render_fps": 1}
+"""Metadata of the environments. A video shows one turn a second."""
 
 
 def same_step_statistics() -> bool:
@@ -79,7 +79,8 @@ class EnvSettings(ParallelOptions):
     max_text_length: PositiveInt = MAX_LENGTH
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None
-    """`"human"` prints the conversations after every reset and step; with `"ansi"`, `render()` returns them."""
+    """`"human"` prints the conversations after every reset and step. `render()` returns each as a text with `"ansi"`,
+    as a block for notebooks with `"html"`, as a picture, uint8 `[480, 640, 3]`, with `"rgb_array"`."""
 
 
 def planned(settings: EnvSettings, num_envs: int) -> tuple[Any, dict[str, Any]]:

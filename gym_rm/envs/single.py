@@ -13,6 +13,7 @@ from gym_rm.envs.infos import Infos, infos_of_row
 from gym_rm.envs.settings import RENDERING, VECTOR_ONLY, divide_known, keywords
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
+from gym_rm.reports.transcripts import Frame
 from gym_rm.types import Message
 
 Observation = TypeVar("Observation")
@@ -58,10 +59,10 @@ class SingleEnv(gym.Env[Observation, Action]):
         row = infos_of_row(infos, 0)
         return self._first(observations), float(rewards[0]), bool(terminations[0]), bool(truncations[0]), row
 
-    def render(self) -> str | None:
-        """Return the transcript in `"ansi"` mode, None in `"human"` mode, which has already printed it."""
-        transcripts = self._envs.render()
-        return None if transcripts is None else str(transcripts[0])
+    def render(self) -> Frame | None:
+        """Return the conversation as the vector environment renders it."""
+        frames: tuple[Frame, ...] | None = self._envs.render()
+        return None if frames is None else frames[0]
 
     def close(self) -> None:
         """Close the vector environment."""

@@ -32,7 +32,7 @@ from gym_rm.envs.settings import RENDERING, EnvSettings, divide_known, keywords,
 from gym_rm.envs.spaces import ConversationSpace, ReplySpace
 from gym_rm.envs.tools.toolbox import Reply, Toolbox
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, warn_once
-from gym_rm.reports.transcripts import print_transcripts
+from gym_rm.reports.transcripts import Frame, Transcript, print_transcripts
 from gym_rm.scorer import is_relative
 from gym_rm.scorers.load import acquire_scorer, release_scorer
 from gym_rm.scores import Scores, ScoringError
@@ -125,7 +125,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             episodes=(),
             over=np.zeros(self.num_envs, dtype=np.bool_),
             scores=StepScores.of(Scores.from_rewards([]), [], self.num_envs, None),
-            transcripts=("",) * self.num_envs,
+            transcripts=(Transcript([]),) * self.num_envs,
         )
 
     def reset(
@@ -238,16 +238,21 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         flights = (flight for flight in self.state.flights if flight.is_ready)
         return mask_of([row for flight in flights for row in flight.rows], self.num_envs)
 
-    def render(self) -> tuple[str, ...] | None:
-        """Return N transcripts in `"ansi"` mode, None in `"human"` mode, which has already printed them.
+    def render(self) -> tuple[Frame, ...] | None:
+        """Return N conversations as texts, blocks of HTML or pictures; None in `"human"` mode, which has printed them.
 
-        With autoreset, the transcript of an ended episode is kept until the next step.
+        With autoreset, an ended episode is shown until the next step.
+
+        Raises:
+            ResetNeeded: `reset` was not called.
         """
-        if self.render_mode is None:
-            gym.logger.warn(
-                "render() returns None without a render_mode; make the environment with render_mode='ansi' or 'human'."
-            )
-        return self.state.transcripts if self.render_mode == "ansi" else None
+        if self.render_mode is None or self.render_mode == "human":
+            if self.render_mode is None:
+                gym.logger.warn(f"render() returns None without a render_mode, one of {RENDERING['render_modes']}.")
+            return None
+        if not self.state.episodes:
+            raise ResetNeeded("call reset() before render().")
+        return tuple([each.shown(self.render_mode) for each in self.state.transcripts])
 
     def close_extras(self, **kwargs: Any) -> None:
         """Cancel what is in flight; release the scorer, the user simulator and the tools.

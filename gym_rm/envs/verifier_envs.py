@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gym_rm.checks import load_object
-from gym_rm.envs.settings import VECTOR_ONLY, EnvSettings, divide_known, keywords
+from gym_rm.envs.settings import RENDERING, VECTOR_ONLY, EnvSettings, divide_known, keywords
 from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
@@ -47,6 +47,9 @@ def make_vec(num_envs: int = 1, *, kind: str, **settings: Any) -> RewardVectorEn
 def make(*, kind: str, **settings: Any) -> RewardEnv:
     """Make a single environment, see `make_vec`."""
     return RewardEnv(**_with_scorer(kind, settings, refused=(*REFUSED, *VECTOR_ONLY)))
+
+
+make.metadata = RENDERING  # type: ignore[attr-defined]  # `gym.make` reads it for modes such as "rgb_array_list"
 
 
 def _with_scorer(kind: str, settings: Mapping[str, Any], refused: Collection[str] = REFUSED) -> dict[str, Any]:

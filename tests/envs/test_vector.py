@@ -38,7 +38,7 @@ def test_the_vector_environment_passes_check_vector_env(mode, options):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("render_mode", [None, "ansi", "human"])
+@pytest.mark.parametrize("render_mode", [None, "ansi", "human", "html", "rgb_array"])
 def test_the_single_environment_passes_check_env(render_mode):
     env = gym.make("RewardModel-v0", reward_model=Recorder(), prompts=PROMPTS, render_mode=render_mode)
     check_env(env.unwrapped)
@@ -178,7 +178,7 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be .*got 'SameSteps'. Did you mean 'SameStep'"),
         ({"fallback_reward": float("nan")}, "fallback_reward must be a finite number"),
         ({"max_episode_steps": 2}, "max_episode_steps: unknown setting. Use max_turns"),
-        ({"render_mode": "rgb_array"}, "render_mode must be one of"),
+        ({"render_mode": "rgb_array_list"}, "render_mode must be one of .*'human', 'ansi', 'html', 'rgb_array'"),
         ({"respond": "nowhere:function"}, "respond must be a function or 'module:function', got 'nowhere:function'"),
         ({"prompts": {"a"}}, "prompts must have an order"),
         ({"prompts": ["half \ud800"]}, r"prompts\[0\]: 'messages\[0\].content' contains a lone surrogate"),
