@@ -84,7 +84,7 @@ $(VENV)/dev: $(VENV)/core
 
 $(VENV)/extras: $(VENV)/dev
 	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,docs,lora,math,sb3,torchrl,trl,ray,server]' sb3-contrib skrl 'ray[serve]' schemathesis playwright \
-		build check-jsonschema hatchling hatch-fancy-pypi-readme
+		moviepy pygame-ce opencv-python-headless build check-jsonschema hatchling hatch-fancy-pypi-readme
 	@touch $@
 
 $(VENV)/docs: $(VENV)/core
