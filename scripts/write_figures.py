@@ -186,7 +186,10 @@ def written(page: str, text: str, entries: Mapping[str, str]) -> str:
     """Return a page with the numbers of the results."""
     for (start, end), what in spans(page, text, entries).items():
         place, _, style = what.rpartition(" ")
-        text = text[:start] + shown(number(place), style) + text[end:]
+        try:
+            text = text[:start] + shown(number(place), style) + text[end:]
+        except KeyError as error:
+            raise KeyError(f"{page}: {error.args[0]}") from None
     text = TABLE.sub(lambda found: found["head"] + table(found["places"], found["row"]), text)
     return SOURCE.sub(lambda found: found["head"] + source(found["name"]), text)
 

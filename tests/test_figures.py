@@ -108,7 +108,7 @@ def test_a_piece_is_found_whatever_its_numbers_and_line_breaks_are(piece, text, 
         ({"{} pairs": PAIRS}, "page.md: must have '{} pairs' once, has it 2 times"),
         ({"of # pairs": PAIRS}, "page.md: 'of # pairs' must have one {}"),
         ({"One of {}": PAIRS, "of {} pairs.": PAIRS}, "page.md: 'of {} pairs.' is the number of another figure"),
-        ({"One of {}": "real/pair d"}, "'real/pair' must be one number, got 0 values"),
+        ({"One of {}": "real/pair d"}, "page.md: 'real/pair' must be one number, got 0 values"),
     ],
 )
 def test_a_figure_that_is_not_found_once_or_has_no_result_is_refused(entries, message):
