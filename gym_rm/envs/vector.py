@@ -246,9 +246,9 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         Raises:
             ResetNeeded: `reset` was not called.
         """
-        if self.render_mode is None or self.render_mode == "human":
-            if self.render_mode is None:
-                gym.logger.warn(f"render() returns None without a render_mode, one of {RENDERING['render_modes']}.")
+        if self.render_mode is None:
+            gym.logger.warn(f"render() returns None without a render_mode, one of {RENDERING['render_modes']}.")
+        if self.render_mode in (None, "human"):
             return None
         if not self.state.episodes:
             raise ResetNeeded("call reset() before render().")
