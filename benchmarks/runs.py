@@ -31,16 +31,18 @@ from benchmarks import results
 from gym_rm.reports.curves import read_curve
 from gym_rm.reports.runs import Run, read_run
 
-SEEDS, ESTIMATORS = (1, 2, 3, 4, 5), ("grpo", "leave_one_out")
-PHASES = ("generate", "score", "update")
-STEPS = {  # settings beside those of configs/grpo/steps.yaml
-    "min": "",
-    "sum": "advantage.steps=sum",
-    "last": "advantage.steps=last",
-    "verifier": "advantage.steps=null advantage.reward_weight=0",
-}
+SEEDS, FEW_SEEDS, ESTIMATORS = (1, 2, 3, 4, 5), (1, 2, 3), ("grpo", "leave_one_out")
 PROCESS_MODEL = '{path: outputs/number-steps/reward-model/best, kind: process, step_token: "<|endoftext|>"}'
 ALONE = f"advantage.reward_weight=0 'env.reward_model={PROCESS_MODEL}'"
+STEPS = {  # what a run of process rewards is, and its settings beside those of configs/grpo/steps.yaml
+    "min": ("verifier and min (the config)", ""),
+    "sum": ("verifier and sum", "advantage.steps=sum"),
+    "last": ("verifier and last", "advantage.steps=last"),
+    "verifier": ("verifier alone", "advantage.steps=null advantage.reward_weight=0"),
+    "alone-min": ("process model alone, min", ALONE),
+    "alone-sum": ("process model alone, sum", f"advantage.steps=sum {ALONE}"),
+    "alone-last": ("process model alone, last", f"advantage.steps=last {ALONE}"),
+}
 
 
 def commands() -> dict[str, str]:
@@ -59,7 +61,7 @@ def commands() -> dict[str, str]:
     chosen = "advantage.estimator=leave_one_out"
     found |= {f"reward-model-leave_one_out-{seed}": f"{grpo} seed={seed} {chosen}" for seed in SEEDS}
     found |= {"two-questions": "agents/two_questions.py outputs/two-questions"}
-    found |= {f"two-questions-{seed}": f"{two} seed={seed}" for seed in (1, 2, 3)}
+    found |= {f"two-questions-{seed}": f"{two} seed={seed}" for seed in FEW_SEEDS}
     found |= {"arithmetic": "agents/arithmetic.py outputs/arithmetic"}
     for seed in (1, 2):
         found |= {
@@ -68,8 +70,9 @@ def commands() -> dict[str, str]:
         }
     found |= {"number-steps": "agents/number_steps.py outputs/number-steps"}
     found |= {"number-steps/reward-model": "-m gym_rm train configs/rm/steps.yaml"}
-    found |= {f"steps-{name}": f"{steps} {settings}" for name, settings in STEPS.items()}
-    return found | {f"steps-alone-{name}": f"{steps} advantage.steps={name} {ALONE}" for name in ("min", "sum", "last")}
+    for name, (_, settings) in STEPS.items():
+        found |= {f"steps-{name}-{seed}": f"{steps} seed={seed} {settings}" for seed in FEW_SEEDS}
+    return found
 
 
 def judge_commands() -> dict[str, str]:
@@ -126,14 +129,28 @@ def of_run(folder: Path) -> dict[str, Any]:
     found["before"]["right"], found["after"]["right"] = right[str(first["step"])], right[str(last["step"])]
     found["before"]["tokens"], found["after"]["tokens"] = first["completion_tokens"], last["completion_tokens"]
     found["held-out prompts"] = sum(row["step"] == last["step"] for row in run.measured())
-    found |= {"right": right, "seconds": run.training[-1]["seconds"], "steps": len(run.training)}
-    found["seconds of a step"] = {
-        name: statistics.mean(row[f"phase_seconds/{name}"] for row in run.training) for name in PHASES
-    }
+    found |= {"right": right, "steps": len(run.training)}
     if "steps_per_reply" in first:
         rated = [row["steps_per_reply"] for row in run.held_out if row["steps_per_reply"] is not None]
-        found["rated steps"] = {"first": rated[0], "last": rated[-1], "most": max(rated)}
+        found["rated steps"] = {"first": rated[0], "last": rated[-1]}
     return found
+
+
+def of_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what runs of process rewards came to: the lowest, the median and the highest of each number."""
+    numbers = {
+        "before": [run["before"]["right"] for run in runs],
+        "right": [run["after"]["right"] for run in runs],
+        "best": [max(run["right"].values()) for run in runs],
+        "tokens before": [run["before"]["tokens"] for run in runs],
+        "tokens": [run["after"]["tokens"] for run in runs],
+        "rated steps before": [run["rated steps"]["first"] for run in runs],
+        "rated steps": [run["rated steps"]["last"] for run in runs],
+    }
+    return {
+        name: {"lowest": min(values), "median": statistics.median(values), "highest": max(values)}
+        for name, values in numbers.items()
+    }
 
 
 def of_judge(folder: Path) -> dict[str, Any]:
@@ -178,18 +195,21 @@ def collect(folder: Path) -> dict[str, Any]:
     names["reward model"] = {f"grpo, {seed}": f"demo-{seed}" for seed in SEEDS}
     names["reward model"] |= {f"leave_one_out, {seed}": f"reward-model-leave_one_out-{seed}" for seed in SEEDS}
     names["verified"] = {name: name for name in ("math", "code", "mixture")}
-    names["two questions"] = {f"{seed}": f"two-questions-{seed}" for seed in (1, 2, 3)}
+    names["two questions"] = {f"{seed}": f"two-questions-{seed}" for seed in FEW_SEEDS}
     names["tool"] = {
         f"{label}, seed {seed}": f"tool-{name}-{seed}"
         for name, label in {"with": "with the calculator", "without": "without (`env.tools=null`)"}.items()
         for seed in (1, 2)
     }
-    names["steps"] = {name: f"steps-{name}" for name in STEPS}
-    names["steps"] |= {f"alone, {name}": f"steps-alone-{name}" for name in ("min", "sum", "last")}
     found = {
         topic: {label: of_run(folder / name) for label, name in of.items() if (folder / name / "final").exists()}
         for topic, of in names.items()
     }
+    found["steps"] = {}
+    for name, (label, _) in STEPS.items():
+        folders = [folder / f"steps-{name}-{seed}" for seed in FEW_SEEDS]
+        if all((each / "final").exists() for each in folders):
+            found["steps"][label] = of_seeds([of_run(each) for each in folders])
     process_model = folder / "number-steps" / "reward-model" / "validation.csv"
     if process_model.exists():
         found["process model"] = {"accuracy": max(float(row["step_accuracy"]) for row in read_curve(process_model))}
