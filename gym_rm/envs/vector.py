@@ -343,35 +343,28 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def next_recv(self, state: EnvState, flights: Sequence[Flight]) -> tuple[EnvState, Step]:
         """Return the state after flights of it with an outcome were received, and what `step` returns for them."""
         old, size = state, self.num_envs
-        starting = mask_of([row for flight in flights if not flight.said for row in flight.rows], size)
         said: dict[int, list[Message]] = {}
+        shared: dict[int, tuple[Outcome, set[int]]] = {}  # flights that were scored together have one outcome
         for flight in flights:
             said |= flight.said
-        indices, playing = sorted(said), mask_of(list(said), size)
+            shared.setdefault(id(flight.outcome), (flight.outcome, set()))[1].update(flight.rows)
+        starting = mask_of([row for flight in flights if not flight.said for row in flight.rows], size)
+        playing = mask_of(list(said), size)
         rows = starting | playing
-        outcomes: dict[int, tuple[Outcome, set[int]]] = {}  # flights that were scored together share one
-        for flight in flights:
-            outcome = flight.outcome
-            outcomes.setdefault(id(outcome), (outcome, set()))[1].update(flight.rows)
-        turns = {row: outcome.turns[row] for outcome, own in outcomes.values() for row in own if row in said}
-        scores = self._scores_of([*outcomes.values()], old.episodes)
+        scores = self._scores_of([*shared.values()], old.episodes)
         terminations, truncations = np.zeros((2, size), dtype=np.bool_)
-        terminations[indices] = [turns[row].terminated for row in indices]
-        truncations[indices] = [turns[row].truncated for row in indices]
-        done = terminations | truncations
+        counted = np.zeros((2, size), dtype=np.int64)
         episodes = list(old.episodes)
-        for row in indices:
-            before = episodes[row]
-            messages = [*said[row], *turns[row].messages]
-            last = float(scores.last[row])
-            episodes[row] = Episode(before.prompt, before.number, messages, before.num_replies + 1, last)
-        calls: dict[str, NDArray[np.int64]] = {}
-        if self._toolbox is not None:
-            counted = np.zeros((2, size), dtype=np.int64)
-            for outcome, own in outcomes.values():
-                for row in own & said.keys():
+        for outcome, own in shared.values():
+            for row in own & said.keys():
+                before, turn, last = episodes[row], outcome.turns[row], float(scores.last[row])
+                messages = [*said[row], *turn.messages]
+                episodes[row] = Episode(before.prompt, before.number, messages, before.num_replies + 1, last)
+                terminations[row], truncations[row] = turn.terminated, turn.truncated
+                if self._toolbox is not None:
                     counted[:, row] = outcome.calls[row]
-            calls = dict(zip(("tool_calls", "tool_errors"), counted, strict=True))
+        done = terminations | truncations
+        calls = dict(zip(("tool_calls", "tool_errors"), counted, strict=True)) if self._toolbox is not None else {}
         received = set(flights)
         left = tuple(flight for flight in old.flights if flight not in received)
         state = replace(old, episodes=tuple(episodes), scores=scores, calls=calls, flights=left, view=None)
@@ -441,7 +434,7 @@ class RewardVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         for outcome, rows in outcomes:
             own = [k for k, row in enumerate(outcome.scored) if row in rows]
             parts.append(outcome.scores if len(own) == len(outcome.scored) else outcome.scores.take(own))
-            scored += outcome.scored if len(own) == len(outcome.scored) else [outcome.scored[k] for k in own]
+            scored += [outcome.scored[k] for k in own]
         scores = parts[0] if len(parts) == 1 else Scores.concatenate(parts)
         improves = self.settings.reward_on == "improvement"
         before = [episodes[row].score for row in scored] if improves else None
